@@ -1,0 +1,170 @@
+"""The Plan: every decision a job needs, frozen. Written as plan.json, and the only thing `dsft.train` reads.
+
+Nothing downstream fills in a default or derives a number again. Paths are absolute; lengths are in tokens, rates in
+updates. This module imports nothing but the standard library, so a training process can check itself against the plan
+before it loads torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from dataclasses import dataclass
+from typing import Any, Mapping
+
+
+@dataclass(frozen=True)
+class Model:
+    path: str  # an absolute local folder, or a hub id
+    revision: str | None
+    attn_implementation: str  # "sdpa" | "eager" | "flash_attention_2"
+    trust_remote_code: bool
+    gradient_checkpointing: bool
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One data file as it was when the plan was made; a training process refuses a file that differs."""
+
+    path: str
+    format: str  # "alpaca" | "messages"
+    rows: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Data:
+    train: tuple[DataFile, ...]
+    eval: DataFile | None
+    eval_split_rows: int  # rows drawn from `train` (by the seed) for evaluation; 0 where `eval` is a file or nothing
+    train_rows: int  # rows trained on, the split taken off
+    eval_rows: int
+    max_length: int
+    chat_template: str | None  # the template's text, not its file
+
+
+@dataclass(frozen=True)
+class Method:
+    type: str  # "lora" | "full"
+    r: int | None
+    lora_alpha: float | None
+    lora_dropout: float | None
+    target_modules: str | tuple[str, ...] | None  # "all-linear" or names
+
+
+@dataclass(frozen=True)
+class Strategy:
+    engine: str  # "single" | "ddp" | "fsdp" | "deepspeed": a module of that name in compile/engines and train/engines
+    zero_stage: int | None  # 1 | 2 | 3, deepspeed only
+    reshard_after_forward: bool | None  # fsdp only
+    config: Mapping[str, Any]  # deepspeed only: the recipe's verbatim additions
+
+
+@dataclass(frozen=True)
+class Batch:
+    """global_batch_size == per_device * accumulation * world_size, always."""
+
+    world_size: int
+    per_device: int
+    accumulation: int
+    global_batch_size: int
+
+
+@dataclass(frozen=True)
+class Training:
+    updates_per_epoch: int  # ceil(train_rows / global_batch_size): the last update of an epoch may be short
+    total_updates: int
+    learning_rate: float
+    lr_scheduler_type: str  # "linear" | "cosine" | "constant"
+    warmup_updates: int
+    optim: str  # "adamw" | "sgd"
+    weight_decay: float
+    adam_beta1: float
+    adam_beta2: float
+    adam_epsilon: float
+    max_grad_norm: float | None  # None: no clipping
+    precision: str  # "fp32" | "bf16"
+    seed: int
+    eval_updates: int | None  # evaluate every so many updates; None: before and after only
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    output_dir: str
+    save_updates: int | None  # None: no checkpoint before the end
+    keep: int
+    resume: str  # "auto" | "never"
+
+
+@dataclass(frozen=True)
+class Logging:
+    logging_updates: int
+    tensorboard: bool
+
+
+@dataclass(frozen=True)
+class Host:
+    name: str  # as ssh takes it, without the user
+    slots: int
+    user: str | None = None
+
+
+@dataclass(frozen=True)
+class Cluster:
+    device: str  # "cpu" | "cuda"
+    hosts: tuple[Host, ...]
+    processes_per_node: int
+    timeout_seconds: int  # of every collective: how long a silent rank may hold up the others
+
+
+@dataclass(frozen=True)
+class Plan:
+    name: str
+    recipe_sha256: str  # of the compiled recipe.json
+    versions: Mapping[str, str]  # package (and "python", as "3.11") -> version on the compiling machine
+    model: Model
+    data: Data
+    method: Method
+    strategy: Strategy
+    batch: Batch
+    training: Training
+    checkpoint: Checkpoint
+    logging: Logging
+    cluster: Cluster
+    launcher: str  # what `dsft launch` uses: "local" | "torchrun" | "accelerate" | "deepspeed"
+    files: Mapping[str, str] = dataclasses.field(default_factory=dict)  # compiled file -> sha256, of those train reads
+
+
+def to_json(plan: Plan) -> str:
+    """The plan as text: two-space indent, keys in the order of the record, a newline at the end."""
+    return json.dumps(dataclasses.asdict(plan), indent=2, ensure_ascii=False) + "\n"
+
+
+def from_json(text: str) -> Plan:
+    """The plan from `to_json`'s text. Raises ValueError where the text is not a plan of this version of dsft."""
+    try:
+        return _build(Plan, json.loads(text))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a plan of this version of dsft: {error}") from error
+
+
+def _build(kind: Any, value: Any) -> Any:
+    """`value` as the dataclass, tuple or plain type that the annotation `kind` asks for."""
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        unknown = value.keys() - hints.keys()
+        if unknown:
+            raise KeyError(f"unknown field {sorted(unknown)[0]!r}")
+        return kind(**{name: _build(hints[name], item) for name, item in value.items()})
+    if typing.get_origin(kind) is tuple:
+        return tuple(_build(typing.get_args(kind)[0], item) for item in value)
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        options = [option for option in typing.get_args(kind) if option is not type(None)]
+        if value is None:
+            return None
+        if isinstance(value, (dict, list)):  # of a union, the one member that is a structure
+            structured = next(o for o in options if dataclasses.is_dataclass(o) or typing.get_origin(o) is tuple)
+            return _build(structured, value)
+    return value
