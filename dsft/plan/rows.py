@@ -1,0 +1,120 @@
+"""Data files, row by row: a JSON array or JSON Lines, each row with the line it starts at.
+
+The planner counts and hashes with `scan`; training reads with `read_rows`. Both take a file for what its first
+character says it is, whatever its name: "[" starts an array. Lines end at a line feed (a carriage return before it is
+dropped) and nowhere else, blank lines are no rows, and a byte order mark at the start is skipped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsft.errors import DsftError, Where, failed
+
+BOM = b"\xef\xbb\xbf"
+SPACE = " \t\r\n"
+
+
+@dataclass(frozen=True)
+class Row:
+    line: int  # where it starts in its file, from 1
+    value: Any
+
+
+def scan(path: str | Path) -> tuple[int, str]:
+    """Number of rows and sha256 of a data file. Lines of JSON Lines are counted, not parsed.
+
+    Raises DsftError for a file that cannot be read, is empty, or is not UTF-8 or JSON as far as it is looked at.
+    """
+    content = _read(path)
+    if _is_array(content):
+        rows = sum(1 for _ in _array_rows(path, content))
+    else:
+        rows = sum(1 for line in content.split(b"\n") if line.strip())
+    if not rows:
+        raise failed("empty-data", f"{path} has no rows", where=Where(str(path)))
+    return rows, hashlib.sha256(content).hexdigest()
+
+
+def read_rows(path: str | Path, sha256: str | None = None) -> Iterator[Row]:
+    """The rows of a data file. Raises DsftError for what is not JSON, or for a file that differs from `sha256`."""
+    content = _read(path)
+    if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
+        raise failed(
+            "data-changed",
+            f"{path} was changed after the recipe was compiled",
+            where=Where(str(path)),
+            help="compile the recipe again",
+        )
+    yield from _array_rows(path, content) if _is_array(content) else _line_rows(path, content)
+
+
+def _read(path: str | Path) -> bytes:
+    try:
+        return Path(path).read_bytes().removeprefix(BOM)
+    except OSError as error:
+        raise failed("data-unreadable", f"cannot read {path}: {error.strerror}", where=Where(str(path))) from error
+
+
+def _is_array(content: bytes) -> bool:
+    return content[:4096].lstrip().startswith(b"[")
+
+
+def _line_rows(path: str | Path, content: bytes) -> Iterator[Row]:
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            yield Row(number, json.loads(line.decode("utf-8")))
+        except UnicodeDecodeError as error:
+            raise _bad(path, number, "not-utf-8", f"byte {error.start + 1} of the line is not UTF-8") from error
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise _bad(path, number, "data-syntax", f"not JSON: {error}") from error
+
+
+def _array_rows(path: str | Path, content: bytes) -> Iterator[Row]:
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise _bad(path, line, "not-utf-8", "the file is not UTF-8") from error
+    decoder, line, counted = json.JSONDecoder(), 1, 0
+
+    def skip(at: int) -> int:
+        while at < len(text) and text[at] in SPACE:
+            at += 1
+        return at
+
+    def line_at(at: int) -> int:
+        nonlocal line, counted
+        line, counted = line + text.count("\n", counted, at), at
+        return line
+
+    at = skip(skip(0) + 1)  # behind the "["
+    while text[at : at + 1] != "]":
+        start = line_at(at)
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except json.JSONDecodeError as error:
+            raise _bad(path, line_at(error.pos), "data-syntax", f"not JSON: {error.msg}") from error
+        except RecursionError as error:
+            raise _bad(path, start, "data-syntax", "not JSON that can be read: nested too deeply") from error
+        yield Row(start, value)
+        at = skip(at)
+        if text[at : at + 1] == ",":
+            at = skip(at + 1)
+            if text[at : at + 1] == "]":
+                raise _bad(path, line_at(at), "data-syntax", "not JSON: a comma before the closing bracket")
+        elif text[at : at + 1] != "]":
+            raise _bad(path, line_at(at), "data-syntax", "not JSON: a comma or the closing bracket is missing")
+    if skip(at + 1) != len(text):
+        raise _bad(path, line_at(skip(at + 1)), "data-syntax", "not JSON: something follows the closing bracket")
+
+
+def _bad(path: str | Path, line: int, kind: str, message: str) -> DsftError:
+    return failed(kind, message, where=Where(str(path), line))

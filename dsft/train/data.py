@@ -1,0 +1,192 @@
+"""Rows of a data file into tokens and labels.
+
+    row ──► messages ──► text by the chat template ──► input_ids, labels
+
+Labels are placed by position: the tokens of each assistant turn and of what ends it, nothing else. That a pad or
+end-of-sequence token has the same id as the end of a turn can therefore do no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from datasets import Dataset
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from dsft.errors import DsftError, Problem, Where, failed
+from dsft.plan.record import DataFile, Plan
+from dsft.plan.rows import Row, read_rows
+
+IGNORED = -100  # the label of a token that is not learned
+SHOWN = 20  # so many bad rows are reported one by one
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Tokenised rows, held by Arrow: a few bytes a token. `lengths` and `supervised` count tokens, a row each."""
+
+    rows: Dataset  # input_ids, labels
+    lengths: Sequence[int]
+    supervised: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def batch(self, ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows `ids` as input_ids and labels, both [rows, longest], padded on the right.
+
+        No rows give one padding token without a label: a pass that takes part in collectives and weighs nothing.
+        Padding needs no mask: in a causal model no token sees what stands to its right.
+        """
+        longest = max((self.lengths[i] for i in ids), default=1)
+        input_ids = torch.zeros((max(1, len(ids)), longest), dtype=torch.long)
+        labels = torch.full_like(input_ids, IGNORED)
+        for at, row in enumerate(self.rows[list(ids)]["input_ids"] if ids else []):
+            input_ids[at, : len(row)] = torch.tensor(row)
+        for at, row in enumerate(self.rows[list(ids)]["labels"] if ids else []):
+            labels[at, : len(row)] = torch.tensor(row)
+        return input_ids, labels
+
+
+def load_examples(plan: Plan, tokenizer: PreTrainedTokenizerBase) -> tuple[Examples, Examples | None]:
+    """The examples to train on and, where the plan has any, those to evaluate on.
+
+    Raises DsftError for files that changed since the plan was made, rows that cannot be used (all of them, with
+    place), and data of which no token is learned.
+    """
+    rows = [row for file in plan.data.train for row in _rows(file)]
+    held_out = _split(len(rows), plan.data.eval_split_rows, plan.training.seed)
+    train = [row for at, row in enumerate(rows) if at not in held_out]
+    evaluation = _rows(plan.data.eval) if plan.data.eval else [rows[at] for at in sorted(held_out)]
+    counted = (len(train), len(evaluation))
+    if counted != (plan.data.train_rows, plan.data.eval_rows):
+        raise failed(
+            "data-changed",
+            f"the plan counted {plan.data.train_rows} rows to train on and {plan.data.eval_rows} to evaluate on, "
+            f"but the files hold {counted[0]} and {counted[1]}",
+            help="compile the recipe again",
+        )
+    examples = _encode(train, tokenizer, plan.data.max_length)
+    return examples, _encode(evaluation, tokenizer, plan.data.max_length) if evaluation else None
+
+
+def _split(rows: int, held_out: int, seed: int) -> set[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return set(torch.randperm(rows, generator=generator)[:held_out].tolist())
+
+
+def _rows(file: DataFile) -> list[tuple[DataFile, Row]]:
+    return [(file, row) for row in read_rows(file.path, sha256=file.sha256)]
+
+
+def _encode(rows: list[tuple[DataFile, Row]], tokenizer: PreTrainedTokenizerBase, max_length: int) -> Examples:
+    problems: list[Problem] = []
+    columns: dict[str, list[list[int]]] = {"input_ids": [], "labels": []}
+    for file, row in rows:
+        try:
+            ids, labels = encode(FORMATS[file.format](row.value), tokenizer)
+        except RowError as error:
+            problems.append(Problem("bad-row", str(error), Where(file.path, row.line)))
+            continue
+        columns["input_ids"].append(ids[:max_length])
+        columns["labels"].append(labels[:max_length])
+    if problems:
+        more = len(problems) - SHOWN
+        extra = [Problem("bad-row", f"and {more} more rows that cannot be used")] if more > 0 else []
+        raise DsftError(problems[:SHOWN] + extra, exit_code=1)
+    # The first token is predicted from nothing: a label there teaches nothing.
+    supervised = [sum(label != IGNORED for label in labels[1:]) for labels in columns["labels"]]
+    if not any(supervised):
+        raise failed(
+            "no-targets",
+            f"none of the {len(rows)} rows has a token to learn within max_length {max_length}",
+            help="raise data.max_length, or look at the rows: an answer may be empty",
+        )
+    return Examples(Dataset.from_dict(columns), [len(ids) for ids in columns["input_ids"]], supervised)
+
+
+class RowError(ValueError):
+    """A row that cannot be used, and why."""
+
+
+def alpaca_messages(row: Any) -> list[dict[str, str]]:
+    """{instruction, input?, output, system?} as messages; an input follows its instruction on a new line."""
+    if not isinstance(row, dict):
+        raise RowError(f"an alpaca row is an object, not {_kind(row)}")
+    texts = {}
+    for name, needed in (("system", False), ("instruction", True), ("input", False), ("output", True)):
+        texts[name] = row.get(name) if needed else row.get(name) or ""
+        if not isinstance(texts[name], str):
+            raise RowError(f'"{name}" is missing' if texts[name] is None else f'"{name}" is not a string')
+    user = "\n".join(text for text in (texts["instruction"], texts["input"]) if text)
+    system = [{"role": "system", "content": texts["system"]}] if texts["system"] else []
+    return [*system, {"role": "user", "content": user}, {"role": "assistant", "content": texts["output"]}]
+
+
+def chat_messages(row: Any) -> list[dict[str, str]]:
+    """{messages: [{role, content}, …]}, as the chat APIs write it."""
+    messages = row.get("messages") if isinstance(row, dict) else None
+    if not isinstance(messages, list) or not messages:
+        raise RowError('"messages" is missing or not a list of messages')
+    for at, message in enumerate(messages):
+        if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
+            raise RowError(f'message {at + 1} has no "role" and "content", both strings')
+    return messages
+
+
+FORMATS = {"alpaca": alpaca_messages, "messages": chat_messages}
+
+
+def _kind(value: Any) -> str:
+    return {list: "a list", str: "a string", type(None): "null"}.get(type(value), "a number")
+
+
+def encode(messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """input_ids of the whole conversation and labels: ids on assistant turns and their ends, IGNORED elsewhere.
+
+    The ids are those of `tokenizer.apply_chat_template(messages)`: special tokens come from the template alone, so a
+    tokenizer that puts one first by itself does not put a second. Raises RowError where the turns cannot be found.
+    """
+    text = _render(tokenizer, messages)
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    labels = [IGNORED] * len(encoded["input_ids"])
+    spans = list(_assistant_spans(text, messages, tokenizer))
+    if not spans:
+        raise RowError("there is no assistant turn to learn")
+    for start, end in spans:
+        for at, (token_start, token_end) in enumerate(encoded["offset_mapping"]):
+            if token_start < end and token_end > start:
+                labels[at] = encoded["input_ids"][at]
+    return encoded["input_ids"], labels
+
+
+def _assistant_spans(
+    text: str, messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase
+) -> Iterator[tuple[int, int]]:
+    """Start and end in `text` of what the model has to say: each assistant turn and what ends it.
+
+    A turn starts where the generation prompt ends and stops before what the next turn would begin with; both are
+    found by rendering the conversation up to there, which holds for any template that only ever appends.
+    """
+    for at, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        before = _render(tokenizer, messages[:at], add_generation_prompt=True) if at else ""
+        until = _render(tokenizer, messages[: at + 1])
+        if not (text.startswith(until) and until.startswith(before)):
+            raise RowError("the chat template changes earlier turns when later ones follow: turns cannot be located")
+        turn = until[len(before) :].rstrip()  # white space after the end of a turn is the next turn's
+        if turn == message["content"].strip():
+            raise RowError("the chat template ends an assistant turn with nothing: the model would not learn to stop")
+        yield len(before), len(before) + len(turn)
+
+
+def _render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], **options: Any) -> str:
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False, **options)
+    except TemplateError as error:
+        raise RowError(f"the chat template refuses it: {error}") from error

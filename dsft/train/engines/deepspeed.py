@@ -1,0 +1,89 @@
+"""DeepSpeed ZeRO 1, 2 and 3. The one place that reaches into DeepSpeed's internals; tests tell when they change."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from dsft.plan.record import Plan
+from dsft.train.engines.wrapped import Wrapped, trainable_parameters
+from dsft.train.optimizer import make_optimizer
+from dsft.train.world import World
+
+
+def wrap(plan: Plan, model: nn.Module, world: World, directory: Path) -> Wrapped:
+    """Wraps `model` by deepspeed.json in `directory`."""
+    deepspeed = _import_deepspeed(plan)
+    trainable = trainable_parameters(model)
+    # Under bf16 DeepSpeed casts the weights first and makes its fp32 master copies from the result: the exact values
+    # are kept here and put back into the masters.
+    exact = {name: p.detach().clone() for name, p in trainable.items()} if plan.training.precision == "bf16" else {}
+    # Before ZeRO-3 flattens the parameters: matrices and vectors are told apart by their shape.
+    optimizer = make_optimizer(model, plan.training)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=str(directory / "deepspeed.json"))
+    for name, weight in exact.items():
+        deepspeed.utils.safe_set_full_fp32_param(trainable[name], weight.to(world.device))
+    return Wrapped(engine, engine.optimizer, trainable)
+
+
+def _import_deepspeed(plan: Plan):
+    os.environ["DS_ACCELERATOR"] = plan.cluster.device
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    import deepspeed
+
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)  # its import sets the level again
+    # On a CPU DeepSpeed compiles this operator for minutes, on every machine, without a word. It serves tensor
+    # parallel inference only: said to be incompatible, it is left alone.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed
+
+
+def accumulating(wrapped: Wrapped, last: bool) -> contextlib.AbstractContextManager:
+    wrapped.model.set_gradient_accumulation_boundary(last)
+    return contextlib.nullcontext()
+
+
+def backward(wrapped: Wrapped, loss: torch.Tensor) -> None:
+    wrapped.model.backward(loss)
+
+
+def update(wrapped: Wrapped, max_grad_norm: float | None) -> float:
+    wrapped.model.step()  # clips by gradient_clipping of deepspeed.json, which the compiler took from max_grad_norm
+    return float(wrapped.model.get_global_grad_norm())
+
+
+def gather(wrapped: Wrapped, parameter: nn.Parameter) -> torch.Tensor:
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    return safe_get_full_fp32_param(parameter).view(_shape(parameter))
+
+
+def read_moment(wrapped: Wrapped, parameter: nn.Parameter, key: str) -> torch.Tensor:
+    from deepspeed.utils import safe_get_full_optimizer_state
+
+    return safe_get_full_optimizer_state(parameter, key).view(_shape(parameter))
+
+
+def write_moments(wrapped: Wrapped, moments: Mapping[str, Mapping[str, torch.Tensor]], updates: int) -> None:
+    from deepspeed.utils import safe_set_full_optimizer_state
+
+    keys = next(iter(moments.values())).keys()
+    zero, inner = wrapped.optimizer, wrapped.optimizer.optimizer  # DeepSpeed's around torch's
+    for group in inner.param_groups:
+        for flat in group["params"]:
+            inner.state[flat] = {"step": torch.tensor(float(updates)), **{key: torch.zeros_like(flat) for key in keys}}
+    if hasattr(zero, "_lazy_init_hp_params_optimizer_state"):  # ZeRO-1 and 2 map names to state at the first step only
+        zero._lazy_init_hp_params_optimizer_state()
+    for name, parameter in wrapped.trainable.items():
+        for key, moment in moments[name].items():
+            safe_set_full_optimizer_state(parameter, moment.to(parameter.device), key)
+
+
+def _shape(parameter: nn.Parameter) -> torch.Size:
+    return getattr(parameter, "ds_shape", parameter.shape)  # ZeRO-3 leaves an empty tensor in the parameter's place

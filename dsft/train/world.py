@@ -1,0 +1,175 @@
+"""The launched world: checked against the plan before torch is imported, then joined."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dsft.errors import DsftError, Problem
+from dsft.plan.record import Plan
+from dsft.plan.versions import installed_versions
+
+if TYPE_CHECKING:
+    import torch
+
+# What `accelerate launch` tells its processes. It is compared with the plan and then taken away: libraries read these
+# names too (transformers leaves the weights of all ranks but 0 empty when it sees ACCELERATE_USE_FSDP).
+LAUNCHER_PREFIXES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
+
+
+@dataclass(frozen=True)
+class World:
+    """Who this process is. `device` is where its part of the model lives."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+
+def check(plan: Plan, directory: Path, environment: Mapping[str, str] = os.environ) -> None:
+    """Raises DsftError with every difference between the plan and the process that was started, both values named."""
+    problems = [*_world_differs(plan, environment), *_engine_differs(plan, environment)]
+    problems += [*_versions_differ(plan), *_files_differ(plan, directory)]
+    if problems:
+        raise DsftError(problems)
+
+
+def _world_differs(plan: Plan, environment: Mapping[str, str]):
+    launched = environment.get("WORLD_SIZE", "1")
+    if launched != str(plan.batch.world_size):
+        yield Problem(
+            "world-mismatch",
+            f"the plan is for {plan.batch.world_size} processes, but {launched} were launched (WORLD_SIZE)",
+            help="start it with the commands in launch/ beside plan.json, or compile the recipe for this world",
+        )
+
+
+def _engine_differs(plan: Plan, environment: Mapping[str, str]):
+    def told(name: str) -> bool:
+        return environment.get(name, "").lower() in ("true", "1")
+
+    engine = plan.strategy.engine
+    for name, other in (("ACCELERATE_USE_DEEPSPEED", "deepspeed"), ("ACCELERATE_USE_FSDP", "fsdp")):
+        if told(name) and engine != other:
+            yield Problem(
+                "engine-mismatch",
+                f"the plan's engine is {engine}, but it was launched for {other} ({name})",
+                help="pass the accelerate.yaml beside plan.json to accelerate launch --config_file",
+            )
+    stage = environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE")
+    if told("ACCELERATE_USE_DEEPSPEED") and engine == "deepspeed" and stage not in (None, str(plan.strategy.zero_stage)):
+        yield Problem(
+            "engine-mismatch",
+            f"the plan's ZeRO stage is {plan.strategy.zero_stage}, but it was launched for stage {stage} "
+            "(ACCELERATE_DEEPSPEED_ZERO_STAGE)",
+        )
+    precision = environment.get("ACCELERATE_MIXED_PRECISION")
+    planned = {"fp32": "no"}.get(plan.training.precision, plan.training.precision)
+    if precision not in (None, planned):
+        yield Problem(
+            "precision-mismatch",
+            f"the plan's precision is {plan.training.precision}, but it was launched with mixed precision "
+            f"{precision} (ACCELERATE_MIXED_PRECISION)",
+        )
+
+
+def _versions_differ(plan: Plan):
+    installed = installed_versions()
+    for package, planned in plan.versions.items():
+        if installed.get(package) != planned:
+            yield Problem(
+                "version-mismatch",
+                f"the plan was compiled with {package} {planned}, but {installed.get(package, 'none')} is installed here",
+                help=f"install {package} {planned} on this machine, or compile the recipe with what is installed",
+            )
+
+
+def _files_differ(plan: Plan, directory: Path):
+    for name, planned in plan.files.items():
+        path = directory / name
+        if not path.is_file():
+            yield Problem("file-missing", f"{path}, which the plan needs, is not there", help="compile the recipe again")
+        elif hashlib.sha256(path.read_bytes()).hexdigest() != planned:
+            yield Problem(
+                "file-changed",
+                f"{path} was changed after it was compiled",
+                help="make the change in the recipe (for DeepSpeed: strategy.config) and compile it again",
+            )
+
+
+def forget_launcher(environment: dict[str, str] | os._Environ = os.environ) -> None:
+    """Takes the launcher's hints out of the environment, so that every launcher starts the same training."""
+    for name in [name for name in environment if name.startswith(LAUNCHER_PREFIXES)]:
+        del environment[name]
+
+
+def join(plan: Plan) -> World:
+    """Joins the process group; afterwards the world is known to have the planned size.
+
+    Raises DsftError where the plan wants GPUs that this machine does not have, or the group came up with another size.
+    """
+    import torch
+    import torch.distributed as dist
+
+    rank, local_rank = int(os.environ.get("RANK", 0)), int(os.environ.get("LOCAL_RANK", 0))
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", plan.cluster.processes_per_node))
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"), ("MASTER_ADDR", "127.0.0.1")):
+        os.environ.setdefault(name, value)  # a world of one, started by hand
+    cpu = plan.cluster.device == "cpu"
+    if cpu:
+        # One rule for all launchers (torchrun would set 1, others leave every core to every process).
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
+        device = torch.device("cpu")
+    else:
+        if local_rank >= torch.cuda.device_count():
+            raise DsftError(
+                Problem(
+                    "no-device",
+                    f"the plan wants {local_size} GPUs on each machine, but {torch.cuda.device_count()} are visible here",
+                    help="set cluster.processes_per_node to the number of GPUs, or cluster.device to cpu",
+                )
+            )
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    timeout = timedelta(seconds=plan.cluster.timeout_seconds)
+    if "MASTER_PORT" in os.environ:
+        dist.init_process_group("gloo" if cpu else "nccl", timeout=timeout)
+    else:
+        store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
+        dist.init_process_group("gloo" if cpu else "nccl", store=store, rank=0, world_size=1, timeout=timeout)
+    if dist.get_world_size() != plan.batch.world_size:
+        raise DsftError(
+            Problem(
+                "world-mismatch",
+                f"the plan is for {plan.batch.world_size} processes, but {dist.get_world_size()} joined",
+            )
+        )
+    return World(rank, dist.get_world_size(), local_rank, local_size, device)
+
+
+def leave() -> None:
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def total(values: list[float], world: World) -> list[float]:
+    """The sums of `values` over all ranks, in fp64, the same on every rank."""
+    import torch
+    import torch.distributed as dist
+
+    tensor = torch.tensor(values, dtype=torch.float64, device=world.device)
+    dist.all_reduce(tensor)
+    return tensor.tolist()
