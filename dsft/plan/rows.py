@@ -31,20 +31,20 @@ def scan(path: str | Path) -> tuple[int, str]:
 
     Raises DsftError for a file that cannot be read, is empty, or is not UTF-8 or JSON as far as it is looked at.
     """
-    content = _read(path)
+    content, sha256 = _read(path)
     if _is_array(content):
         rows = sum(1 for _ in _array_rows(path, content))
     else:
         rows = sum(1 for line in content.split(b"\n") if line.strip())
     if not rows:
         raise failed("empty-data", f"{path} has no rows", where=Where(str(path)))
-    return rows, hashlib.sha256(content).hexdigest()
+    return rows, sha256
 
 
 def read_rows(path: str | Path, sha256: str | None = None) -> Iterator[Row]:
     """The rows of a data file. Raises DsftError for what is not JSON, or for a file that differs from `sha256`."""
-    content = _read(path)
-    if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
+    content, found = _read(path)
+    if sha256 not in (None, found):
         raise failed(
             "data-changed",
             f"{path} was changed after the recipe was compiled",
@@ -54,11 +54,13 @@ def read_rows(path: str | Path, sha256: str | None = None) -> Iterator[Row]:
     yield from _array_rows(path, content) if _is_array(content) else _line_rows(path, content)
 
 
-def _read(path: str | Path) -> bytes:
+def _read(path: str | Path) -> tuple[bytes, str]:
+    """The file without its byte order mark, and the sha256 of the whole file."""
     try:
-        return Path(path).read_bytes().removeprefix(BOM)
+        content = Path(path).read_bytes()
     except OSError as error:
         raise failed("data-unreadable", f"cannot read {path}: {error.strerror}", where=Where(str(path))) from error
+    return content.removeprefix(BOM), hashlib.sha256(content).hexdigest()
 
 
 def _is_array(content: bytes) -> bool:

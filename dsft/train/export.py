@@ -1,0 +1,58 @@
+"""`dsft export`: a trained folder into a plain model folder that needs neither dsft nor peft."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from dsft.errors import Where, refused
+
+
+def find_result(source: Path) -> Path:
+    """`source` itself if it is a model or an adapter, or the result in it if it is a run's folder."""
+    for folder in (source, source / "adapter", source / "model"):
+        if (folder / "adapter_config.json").is_file() or (folder / "config.json").is_file():
+            return folder
+    raise refused(
+        "no-model",
+        f"{source} holds neither a model (config.json) nor an adapter (adapter_config.json)",
+        where=Where(str(source)),
+        help="name the folder that the run reported, for example runs/NAME/adapter",
+    )
+
+
+def load_result(source: Path) -> tuple[torch.nn.Module, AutoTokenizer]:
+    """The trained model, an adapter merged into its base, and its tokenizer. Raises DsftError for another folder."""
+    folder = find_result(source)
+    try:
+        if (folder / "adapter_config.json").is_file():
+            from peft import AutoPeftModelForCausalLM
+
+            # An adapter is fp32; merging into a bf16 base would round it away.
+            model = AutoPeftModelForCausalLM.from_pretrained(folder, dtype=torch.float32).merge_and_unload()
+        else:
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+        return model.eval(), AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise refused("model-load", f"cannot load {folder}: {error}", where=Where(str(folder))) from error
+
+
+def export(source: Path, target: Path) -> Path:
+    """Writes `source` (a run, an adapter or a model) as a plain model folder `target`, in fp32 for an adapter.
+
+    Raises DsftError where `target` exists: nothing is overwritten.
+    """
+    if target.exists() and any(target.iterdir() if target.is_dir() else [target]):
+        raise refused("target-exists", f"{target} is already there", help="name a new folder, or remove this one")
+    model, tokenizer = load_result(source)
+    temporary = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    model.save_pretrained(temporary)
+    tokenizer.save_pretrained(temporary)
+    if target.is_dir():
+        target.rmdir()
+    temporary.rename(target)
+    return target

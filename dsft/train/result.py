@@ -1,0 +1,121 @@
+"""The result: an adapter that plain peft loads, or a folder that plain transformers loads, checked after writing."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+
+from dsft.errors import DsftError, Where, failed
+from dsft.plan.record import Plan
+from dsft.train.checkpoint import collect
+from dsft.train.engines.wrapped import Wrapped, trainable_parameters
+from dsft.train.model import base_model
+from dsft.train.world import World
+
+
+def result_folder(plan: Plan) -> Path:
+    return Path(plan.checkpoint.output_dir) / ("adapter" if plan.method.type == "lora" else "model")
+
+
+def save_result(
+    plan: Plan, engine: ModuleType, wrapped: Wrapped, model: nn.Module, tokenizer: PreTrainedTokenizerBase, world: World
+) -> Path:
+    """Writes the trained weights (collective), reads them back, and only then gives the folder its name.
+
+    Raises DsftError on every rank where what was written is not what was trained.
+    """
+    weights = collect(wrapped, world, lambda parameter: engine.gather(wrapped, parameter))
+    problem: list[DsftError | None] = [None]
+    if world.is_main:
+        try:
+            _write_and_check(plan, model, weights, tokenizer)
+        except DsftError as error:
+            problem = [error]
+        except OSError as error:
+            problem = [failed("result-write", f"cannot write {result_folder(plan)}: {error}")]
+    dist.broadcast_object_list(problem)
+    if problem[0]:
+        raise problem[0]
+    return result_folder(plan)
+
+
+def _write_and_check(plan: Plan, model: nn.Module, weights: dict, tokenizer: PreTrainedTokenizerBase) -> None:
+    final = result_folder(plan)
+    temporary = final.with_name(f".{final.name}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    check_finite(weights, temporary)
+    if plan.method.type == "lora":
+        write_adapter(model, weights, temporary)
+        check_adapter(temporary, weights)
+    else:
+        write_model(model, weights, temporary)
+        check_model(temporary, weights)
+    tokenizer.save_pretrained(temporary)
+    shutil.rmtree(final, ignore_errors=True)
+    temporary.rename(final)
+
+
+def write_adapter(model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
+    """peft's adapter_config.json and adapter_model.safetensors, from whole weights by the model's own names."""
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True)
+    # Names for peft are its own affair; the embedding layers are not trained, so not saved.
+    state = get_peft_model_state_dict(model, state_dict=dict(weights), save_embedding_layers=False)
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / "adapter_model.safetensors")
+    config = model.peft_config["default"]
+    training, config.inference_mode = config.inference_mode, True
+    config.save_pretrained(folder)
+    config.inference_mode = training
+
+
+def check_adapter(folder: Path, weights: dict[str, torch.Tensor]) -> None:
+    """The file holds every gathered weight, whole and to the bit, and the adapter does something."""
+    from safetensors.torch import load_file
+
+    stored = load_file(folder / "adapter_model.safetensors")
+    # peft leaves the adapter's name out of the file.
+    compare({name.replace(".default.", "."): weight for name, weight in weights.items()}, stored, folder)
+    if not any(tensor.any() for name, tensor in stored.items() if "lora_B" in name):
+        raise failed("empty-result", f"{folder}: every lora_B is zero, so nothing was trained", where=Where(str(folder)))
+
+
+def write_model(model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
+    """config.json, generation_config.json and model*.safetensors; a tied weight is written once, under its first name."""
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    buffers = {name: tensor for name, tensor in model.state_dict().items() if name not in parameters}
+    plain = base_model(model)
+    plain.save_pretrained(folder, state_dict={**weights, **buffers})
+
+
+def check_model(folder: Path, weights: dict[str, torch.Tensor]) -> None:
+    """Plain transformers loads the folder and gets every gathered weight back, whole and to the bit."""
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    compare(weights, {name: parameter.detach() for name, parameter in trainable_parameters(plain).items()}, folder)
+
+
+def check_finite(weights: dict[str, torch.Tensor], folder: Path) -> None:
+    if not weights:
+        raise failed("empty-result", "there are no trained weights to save")
+    for name, weight in weights.items():
+        if not torch.isfinite(weight).all():
+            raise failed("non-finite-result", f"{name} holds values that are not finite; {folder.parent} has no result")
+
+
+def compare(expected: dict[str, torch.Tensor], stored: dict[str, torch.Tensor], folder: Path) -> None:
+    """Raises DsftError unless `stored` has the names, shapes and values of `expected`, to the bit."""
+    for name in sorted(expected.keys() ^ stored.keys()):
+        raise failed("incomplete-result", f"{folder}: {name} is {'missing' if name in expected else 'not trained'}")
+    for name, tensor in expected.items():
+        if tensor.shape != stored[name].shape:
+            shapes = f"{list(stored[name].shape)} in place of {list(tensor.shape)}"
+            raise failed("incomplete-result", f"{folder}: {name} has shape {shapes}")
+        if not torch.equal(tensor, stored[name].to(tensor.dtype)):
+            raise failed("changed-result", f"{folder}: {name} was written with other values than were trained")
