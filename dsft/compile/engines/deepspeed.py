@@ -21,7 +21,8 @@ def accelerate_config(plan: Plan, directory: Path) -> dict[str, Any]:
     config = {"deepspeed_config_file": str(directory / CONFIG), "zero3_init_flag": False}
     if len(plan.cluster.hosts) > 1:
         config["deepspeed_multinode_launcher"] = "standard"  # the others write the environment, secrets too, to disk
-    return {"distributed_type": "DEEPSPEED", "deepspeed_config": config}
+    # Precision is said in deepspeed.json; Accelerator refuses a configuration that says it twice.
+    return {"distributed_type": "DEEPSPEED", "deepspeed_config": config, "mixed_precision": None}
 
 
 def _decided(plan: Plan) -> dict[str, Any]:
