@@ -1,0 +1,206 @@
+"""The commands of dsft, and the one place where errors become text and exit codes.
+
+Each command imports what it needs when it runs: `dsft check` loads no torch, and `dsft --version` loads nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+import dsft
+from dsft.errors import EXIT_FAILED, EXIT_INTERRUPTED, DsftError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns the exit code. The only place that prints an error."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return arguments.run(arguments) or 0
+    except DsftError as error:
+        _report(error, as_json=getattr(arguments, "json", False))
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has gone (`dsft schema | head`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except Exception as error:
+        if arguments.debug:
+            raise
+        print(
+            f"internal error: {type(error).__name__}: {error}; this is a fault of dsft; run again with --debug",
+            file=sys.stderr,
+        )
+        return EXIT_FAILED
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Report everything that is wrong with a recipe, its files included; write nothing."""
+    _, plan = _planned(arguments)
+    if arguments.json:
+        print(json.dumps({"ok": True, "problems": []}))
+    else:
+        print(f"{arguments.recipe}: nothing wrong. {plan.name}: {describe(plan)}")
+
+
+def compile_(arguments: argparse.Namespace) -> None:
+    """Write the plan, the launchers' files and the commands to start the job."""
+    from dsft.compile import write
+
+    plan, artifacts, directory = _compiled(arguments)
+    write(artifacts, directory)
+    print(summary(plan, artifacts, directory))
+
+
+def launch(arguments: argparse.Namespace) -> None:
+    """Compile a recipe and run it."""
+    from dsft.compile import write
+    from dsft.launch import dry_run, launch
+
+    plan, artifacts, directory = _compiled(arguments)
+    if arguments.dry_run:
+        print(dry_run(plan, artifacts, directory), end="")
+        return
+    write(artifacts, directory)
+    launch(plan, artifacts, directory)
+
+
+def export(arguments: argparse.Namespace) -> None:
+    """Make a plain model folder of a result; an adapter is merged into its base."""
+    from dsft.train.export import export
+
+    print(export(arguments.source, arguments.output))
+
+
+def generate(arguments: argparse.Namespace) -> None:
+    """Answer one prompt with a trained model."""
+    from dsft.train.generate import generate
+
+    print(generate(arguments.model, arguments.prompt, arguments.max_new_tokens))
+
+
+def schema(arguments: argparse.Namespace) -> None:
+    """Print the JSON Schema of a recipe."""
+    from dsft.recipe.schema import schema_path
+
+    print(schema_path().read_text(encoding="utf-8"), end="")
+
+
+def describe(plan) -> str:
+    """The plan in one line."""
+    return f"{strategy_line(plan)}; {batch_line(plan)}; {plan.training.total_updates} updates"
+
+
+def summary(plan, artifacts, directory: Path) -> str:
+    """What `dsft compile` tells: decisions, files, commands."""
+    import shlex
+
+    training, data = plan.training, plan.data
+    lines = [
+        f"{plan.name}",
+        f"  strategy  {strategy_line(plan)}",
+        f"  batch     {batch_line(plan)}",
+        f"  updates   {training.total_updates}, {training.updates_per_epoch} an epoch of {data.train_rows} rows, "
+        f"{training.warmup_updates} of them warm-up",
+        f"  output    {plan.checkpoint.output_dir}",
+        f"  files     {directory}",
+        *(f"              {name}" for name in artifacts.files),
+        "",
+        "Start it with one of:",
+    ]
+    for launcher, commands in artifacts.commands.items():
+        if len(commands) == 1:
+            lines.append(f"  {shlex.join(commands[0])}")
+        elif commands:
+            lines.append(f"  {directory}/launch/{launcher}.sh NODE    (on every machine, NODE from 0 to {len(commands) - 1})")
+    return "\n".join(lines)
+
+
+def strategy_line(plan) -> str:
+    engine = plan.strategy.engine
+    name = f"deepspeed ZeRO-{plan.strategy.zero_stage}" if engine == "deepspeed" else engine
+    machines = len(plan.cluster.hosts)
+    where = f"{_count(plan.batch.world_size, 'process', 'processes')} on {_count(machines, 'machine', 'machines')}"
+    return f"{name}, {plan.method.type}, {plan.training.precision}, {where} ({plan.cluster.device})"
+
+
+def batch_line(plan) -> str:
+    batch = plan.batch
+    processes = "process" if batch.world_size == 1 else "processes"
+    return (
+        f"{_count(batch.global_batch_size, 'row', 'rows')} = {batch.per_device} per device x "
+        f"{batch.accumulation} accumulation x {batch.world_size} {processes}"
+    )
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
+
+
+def _planned(arguments: argparse.Namespace):
+    from dsft.plan import installed_versions, make_plan
+    from dsft.recipe import load_recipe
+
+    recipe = load_recipe(arguments.recipe, arguments.set)
+    return recipe, make_plan(recipe, versions=installed_versions(), cwd=Path.cwd())
+
+
+def _compiled(arguments: argparse.Namespace):
+    """The plan, its artifacts, and the folder they belong in."""
+    from dsft.compile import compile_plan
+
+    recipe, plan = _planned(arguments)
+    directory = Path(os.path.abspath(arguments.output or Path("build") / plan.name))
+    return plan, compile_plan(plan, recipe.to_json(plan.checkpoint.output_dir), directory), directory
+
+
+def _report(error: DsftError, *, as_json: bool) -> None:
+    import dataclasses
+
+    if as_json:
+        problems = [dataclasses.asdict(problem) for problem in error.problems]
+        print(json.dumps({"ok": False, "problems": problems}, indent=2))
+        return
+    print("\n\n".join(problem.render() for problem in error.problems), file=sys.stderr)
+
+
+def _parser() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--debug", action="store_true", help="show the stack trace of an internal error")
+    parser = argparse.ArgumentParser(prog="dsft", description=dsft.__doc__.partition(": ")[2], parents=[common])
+    parser.add_argument("--version", action="version", version=f"dsft {dsft.__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def command(run, name: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=run.__doc__, description=run.__doc__, parents=[common])
+        sub.set_defaults(run=run)
+        return sub
+
+    def takes_recipe(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("recipe", metavar="RECIPE", help="a recipe file")
+        sub.add_argument("--set", metavar="KEY=VALUE", action="append", default=[],
+                         help="say a value of the recipe anew, as in training.max_steps=5; VALUE is JSON, or text")  # fmt: skip
+
+    sub = command(check, "check")
+    takes_recipe(sub)
+    sub.add_argument("--json", action="store_true", help="print the problems as JSON on standard output")
+    sub = command(compile_, "compile")
+    takes_recipe(sub)
+    sub.add_argument("-o", "--output", metavar="DIR", help="where the files go (default: build/NAME)")
+    sub = command(launch, "launch")
+    takes_recipe(sub)
+    sub.add_argument("-o", "--output", metavar="DIR", help="where the files go (default: build/NAME)")
+    sub.add_argument("--dry-run", action="store_true", help="print what would be started; write and start nothing")
+    sub = command(export, "export")
+    sub.add_argument("source", metavar="FROM", type=Path, help="a run's folder, an adapter or a model")
+    sub.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="the new model folder")
+    sub = command(generate, "generate")
+    sub.add_argument("model", metavar="MODEL", type=Path, help="a run's folder, an adapter or a model")
+    sub.add_argument("prompt", metavar="PROMPT", help="what the user says")
+    sub.add_argument("--max-new-tokens", metavar="N", type=int, default=256, help="longest answer (default: 256)")
+    command(schema, "schema")
+    return parser

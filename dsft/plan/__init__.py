@@ -1,0 +1,104 @@
+"""A Recipe and what is known of model, data and machines into a Plan.
+
+Each module plans one part and looks at one kind of thing: cluster, batch, data, model, training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dsft.errors import DsftError, Problem, refused
+from dsft.plan import record
+from dsft.plan.batch import plan_batch
+from dsft.plan.cluster import plan_cluster
+from dsft.plan.data import plan_data
+from dsft.plan.model import plan_model
+from dsft.plan.record import Plan
+from dsft.plan.training import plan_training
+from dsft.plan.versions import installed_versions
+from dsft.recipe.record import Recipe, Unusable
+
+__all__ = ["Plan", "installed_versions", "make_plan"]
+
+
+def make_plan(recipe: Recipe, *, versions: Mapping[str, str], cwd: str | Path) -> Plan:
+    """Every decision of the job. `versions` is `installed_versions()`; results go below `cwd` unless the recipe says.
+
+    Raises DsftError with all that is wrong: what the schema and the rules found, and what is wrong with the files.
+    """
+    problems: list[Problem] = list(recipe.problems)
+
+    def attempt(plan_part: Callable[..., Any], *built: Any) -> Any:
+        """The part; None where it, or what it is built from, cannot be had."""
+        if None in built:
+            return None
+        try:
+            return plan_part(recipe, *built)
+        except Unusable:
+            return None
+        except DsftError as error:
+            problems.extend(error.problems)
+            return None
+
+    model = attempt(plan_model)
+    data = attempt(plan_data)
+    cluster = attempt(plan_cluster)
+    batch = attempt(plan_batch, cluster)
+    training = attempt(plan_training, batch, data)
+    checkpoint = attempt(_plan_checkpoint, Path(cwd))
+    if problems:
+        raise DsftError(recipe.in_order(problems))
+
+    return Plan(
+        name=recipe.get("name"),
+        recipe_sha256=hashlib.sha256(recipe.to_json(checkpoint.output_dir).encode()).hexdigest(),
+        versions=dict(versions),
+        model=model,
+        data=data,
+        method=_method(recipe),
+        strategy=_strategy(recipe),
+        batch=batch,
+        training=training,
+        checkpoint=checkpoint,
+        logging=record.Logging(recipe.get("logging", "logging_steps"), recipe.get("logging", "tensorboard")),
+        cluster=cluster,
+        launcher=recipe.get("launcher", "type"),
+    )
+
+
+def _method(recipe: Recipe) -> record.Method:
+    r, alpha, dropout, targets = (
+        recipe.get("method", field) for field in ("r", "lora_alpha", "lora_dropout", "target_modules")
+    )
+    targets = tuple(targets) if isinstance(targets, list) else targets
+    return record.Method(recipe.get("method", "type"), r, alpha, dropout, targets)
+
+
+def _strategy(recipe: Recipe) -> record.Strategy:
+    return record.Strategy(
+        engine=recipe.get("strategy", "type"),
+        zero_stage=recipe.get("strategy", "zero_stage"),
+        reshard_after_forward=recipe.get("strategy", "reshard_after_forward"),
+        config=recipe.get("strategy", "config") or {},
+    )
+
+
+def _plan_checkpoint(recipe: Recipe, cwd: Path) -> record.Checkpoint:
+    said = recipe.get("checkpoint", "output_dir")
+    output_dir = said or str(Path(os.path.abspath(cwd)) / "runs" / recipe.get("name"))
+    for folder in (Path(output_dir), *Path(output_dir).parents):
+        if folder.exists():
+            if not folder.is_dir():
+                raise refused("not-a-directory", f"{folder} is a file; results need a directory there",
+                              where=recipe.where("checkpoint", "output_dir"))  # fmt: skip
+            break
+    return record.Checkpoint(
+        output_dir=output_dir,
+        save_updates=recipe.get("checkpoint", "save_steps"),
+        keep=recipe.get("checkpoint", "keep"),
+        resume=recipe.get("checkpoint", "resume"),
+    )

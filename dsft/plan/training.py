@@ -1,0 +1,51 @@
+"""The schedule in optimizer updates: how many, how many of them warm up."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+from dsft.errors import refused
+from dsft.plan.record import Batch, Data, Training
+from dsft.recipe.record import Recipe
+
+
+def plan_training(recipe: Recipe, batch: Batch, data: Data) -> Training:
+    """Raises DsftError where the warm-up is longer than the training."""
+
+    def said(field: str):
+        return recipe.get("training", field)
+
+    updates_per_epoch = math.ceil(data.train_rows / batch.global_batch_size)
+    by_epochs = None if said("num_train_epochs") is None else said("num_train_epochs") * updates_per_epoch
+    total_updates = min(updates for updates in (by_epochs, said("max_steps")) if updates is not None)
+    warmup_updates = said("warmup_steps") or warmup(total_updates, said("warmup_ratio") or 0.0)
+    if warmup_updates > total_updates:
+        raise refused(
+            "out-of-range",
+            f"{warmup_updates} warm-up updates, and training has only {total_updates}: "
+            "the learning rate would never get to its height",
+            where=recipe.where("training", "warmup_steps"),
+            help=f"at most {total_updates}, or warmup_ratio in its place",
+        )
+    return Training(
+        updates_per_epoch=updates_per_epoch,
+        total_updates=total_updates,
+        learning_rate=said("learning_rate"),
+        lr_scheduler_type=said("lr_scheduler_type"),
+        warmup_updates=warmup_updates,
+        optim=said("optim"),
+        weight_decay=said("weight_decay"),
+        adam_beta1=said("adam_beta1"),
+        adam_beta2=said("adam_beta2"),
+        adam_epsilon=said("adam_epsilon"),
+        max_grad_norm=said("max_grad_norm"),
+        precision=said("precision"),
+        seed=said("seed"),
+        eval_updates=said("eval_steps"),
+    )
+
+
+def warmup(total_updates: int, ratio: float) -> int:
+    """`ratio` of the updates, rounded up. The decimal as written counts: 0.07 of 100 is 7."""
+    return math.ceil(total_updates * Fraction(repr(ratio)))

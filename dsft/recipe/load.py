@@ -1,0 +1,136 @@
+"""From a recipe file to a Recipe: read it, follow `extends`, apply `--set`, check."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+from typing import Iterable
+
+from dsft.errors import DsftError, Where, refused
+from dsft.recipe import rules, schema
+from dsft.recipe.record import Recipe
+from dsft.recipe.text import Node, Source, Span, parse
+
+MAX_BYTES = 4 << 20  # no recipe is larger; a model or data file given by mistake is
+MAX_BASES = 16
+
+
+def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
+    """The recipe in the file `path`, with `overrides` ("a.b=VALUE", as `--set` takes them) applied last.
+
+    Raises DsftError where a file cannot be read or is no JSON: nothing further can be said then. Whatever else is
+    wrong is in the `problems` of the result.
+    """
+    tree = _read_with_bases(Path(path), str(path), asked_by=None, chain=())
+    said = None
+    for override in overrides:  # combined first: `--set` in any order means the same
+        node = _override(override)
+        said = node if said is None else _merge(said, node)
+    if said is not None:
+        tree = _merge(tree, said)
+    values, problems, wrong = schema.check(tree)
+    recipe = Recipe(values, tree, (), frozenset(wrong))
+    problems += rules.check(recipe)
+    return Recipe(values, tree, recipe.in_order(problems), frozenset(wrong))
+
+
+def read_text(path: Path, name: str, *, what: str, asked_by: Where | None = None, limit: int = MAX_BYTES) -> str:
+    """The text of a small UTF-8 file, a byte order mark skipped.
+
+    Raises DsftError. `what` is what the file should be ("recipe"); `name` is how the user calls it; `asked_by` is the
+    place that names it.
+    """
+    place = asked_by or Where(name)
+    try:
+        with open(path, "rb") as file:
+            raw = file.read(limit + 1)
+    except FileNotFoundError:
+        raise refused("file-not-found", f"no {what} at {path}", where=place, help=_nearby(path)) from None
+    except IsADirectoryError:
+        raise refused("not-a-file", f"{path} is a directory, not a {what}", where=place) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise refused("unreadable-file", f"cannot read {path}: {reason}", where=place) from None
+    if len(raw) > limit:
+        raise refused("not-a-" + what.replace(" ", "-"), f"{path} is larger than {limit >> 20} MiB: not a {what}",
+                      where=place)
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        before = raw[raw.rfind(b"\n", 0, error.start) + 1 : error.start].decode("utf-8", "replace")
+        utf16 = raw[:2] in (b"\xff\xfe", b"\xfe\xff")
+        found = "UTF-16" if utf16 else f"byte 0x{raw[error.start]:02x}"
+        raise refused("not-utf-8", f"the file is not UTF-8: {found}", where=Where(name, line, len(before) + 1),
+                      help="save it as UTF-8") from None
+
+
+def _nearby(path: Path) -> str | None:
+    """A file of nearly the same name in the same folder."""
+    try:
+        names = os.listdir(path.parent)
+    except OSError:
+        return f"there is no folder {path.parent}"
+    close = difflib.get_close_matches(path.name, names, n=1)
+    return f"did you mean {path.parent / close[0]}?" if close else None
+
+
+def _read_with_bases(path: Path, name: str, *, asked_by: Where | None, chain: tuple[Path, ...]) -> Node:
+    """The tree of a recipe file, merged over the recipes that it extends. `chain`: the files that led here."""
+    text = read_text(path, name, what="recipe", asked_by=asked_by)
+    real = Path(os.path.realpath(path))
+    if real in chain or len(chain) == MAX_BASES:
+        raise refused("extends-cycle", "recipes that extend each other: " + " -> ".join(p.name for p in (*chain, real)),
+                      where=asked_by, help="the last of them must not extend another")
+    tree = parse(Source(name, Path(os.path.abspath(path)).parent, text))
+    base = tree.value.get("extends") if isinstance(tree.value, dict) else None
+    if base is None or not isinstance(base.value, str) or not base.value:
+        return tree
+    said = os.path.expanduser(base.value)
+    base_name = os.path.normpath(os.path.join(os.path.dirname(name), said))
+    below = _read_with_bases(path.parent / said, base_name, asked_by=base.span.where(), chain=(*chain, real))
+    return _merge(below, tree)
+
+
+def _merge(below: Node, above: Node) -> Node:
+    """`above` over `below`: objects are merged, anything else is replaced.
+
+    An object with another `type` than the one below replaces it too: the fields of a LoRA mean nothing to a full
+    fine-tuning.
+    """
+    if not (isinstance(below.value, dict) and isinstance(above.value, dict)):
+        return above
+    types = [side.value["type"].value for side in (below, above) if "type" in side.value]
+    if len(types) == 2 and types[0] != types[1]:
+        return above
+    members = dict(below.value)
+    for name, child in above.value.items():
+        members[name] = _merge(members[name], child) if name in members else child
+    return Node(members, above.span, above.key)
+
+
+def _override(argument: str) -> Node:
+    """The tree that a `--set` argument says.
+
+    VALUE is read as JSON where it is JSON (5, true, null, "text", [1, 2]); any other text stands for itself, unless
+    it starts with {, [ or ", which nobody means as text.
+    """
+    name, equals, text = argument.partition("=")
+    keys = name.split(".")
+    span = Span(Source(f"--set {argument}", Path.cwd()))
+    if not equals or not all(keys) or not argument.isprintable():
+        raise refused("bad-override", f"{argument!r} is not KEY=VALUE", where=Where("--set"),
+                      help="for example --set training.max_steps=5")
+    if name == "extends":
+        raise refused("bad-override", "extends can only be said in a recipe file", where=span.where())
+    try:
+        value = parse(span.source, text).value
+    except DsftError:
+        if text.lstrip()[:1] in ("{", "[", '"'):
+            raise
+        value = text
+    node = Node(value, span, span)
+    for key in reversed(keys):
+        node = Node({key: node}, span, span)
+    return node

@@ -1,0 +1,86 @@
+"""The Recipe: every value of a job as its author said it or the schema fills it in, and where each was said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Mapping
+
+from dsft.errors import Problem, Where
+from dsft.recipe.text import Node
+
+Path = tuple[str | int, ...]  # of a value in a recipe: ("data", "train", 0, "path")
+
+
+class Unusable(Exception):
+    """A value was asked for that is already reported as wrong. What needs it says nothing of its own."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe after `extends`, `--set` and the schema's defaults; paths absolute.
+
+    `problems` is what the schema and the rules found. A recipe with problems can still be asked: values that are
+    right can be checked further, so that one run reports everything. `dsft.plan.make_plan` raises them all.
+    """
+
+    values: Mapping[str, Any]
+    tree: Node
+    problems: tuple[Problem, ...]
+    wrong: frozenset[Path]  # values, said or missing, that a problem is about
+
+    def get(self, *path: str | int) -> Any:
+        """The value at `path`; None where another `type` has no such field. Raises Unusable where it is wrong."""
+        if any(path[:end] in self.wrong for end in range(len(path) + 1)):
+            raise Unusable
+        value: Any = self.values
+        for step in path:
+            if value is None or isinstance(value, Mapping) and step not in value:
+                return None
+            value = value[step]
+        return value
+
+    def where(self, *path: str | int) -> Where:
+        """The place of the value at `path`, or of the nearest object around it where nobody said it."""
+        return self._nearest(path).span.where()
+
+    def where_key(self, *path: str | int) -> Where:
+        """The place of the key at `path`, or of the nearest thing around it that was said."""
+        node = self._nearest(path)
+        return (node.key or node.span).where()
+
+    def _nearest(self, path: Path) -> Node:
+        node = self.tree
+        for step in path:
+            children = node.value
+            if isinstance(children, dict) and step in children:
+                node = children[step]
+            elif isinstance(children, tuple) and isinstance(step, int) and step < len(children):
+                node = children[step]
+            else:
+                break
+        return node
+
+    def in_order(self, problems: list[Problem]) -> tuple[Problem, ...]:
+        """The problems without repetition, by file (the recipe first, then what it extends), then by line."""
+        sources = list(dict.fromkeys(_sources(self.tree)))
+
+        def place(problem: Problem) -> tuple[int, int, int]:
+            where = problem.where or Where("")
+            rank = sources.index(where.source) if where.source in sources else len(sources)
+            return rank, where.line or 0, where.column or 0
+
+        return tuple(sorted(dict.fromkeys(problems), key=place))
+
+    def to_json(self, output_dir: str) -> str:
+        """The complete recipe as text: what `dsft compile` writes as recipe.json. `output_dir` is the plan's: the
+        text means the same in any working directory."""
+        values = {**self.values, "checkpoint": {**self.values["checkpoint"], "output_dir": output_dir}}
+        return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+
+
+def _sources(node: Node):
+    yield node.span.source.name
+    if isinstance(node.value, dict):
+        for child in node.value.values():
+            yield from _sources(child)

@@ -1,0 +1,121 @@
+"""What the schema cannot say: rules over several fields of a recipe.
+
+Each rule yields the Problems it finds. A field that is already reported raises Unusable when a rule reads it, which ends
+that rule: what depends on a wrong field is not reported on top of it. Rules that need the data, the model or the number
+of processes are in dsft.plan.
+"""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+from dsft.errors import Problem
+from dsft.recipe.record import Path, Recipe, Unusable
+
+# Keys of DeepSpeed's configuration that dsft writes itself, and what says them in a recipe.
+DECIDED_DEEPSPEED_KEYS: dict[Path, str] = {
+    ("train_batch_size",): "training.global_batch_size",
+    ("train_micro_batch_size_per_gpu",): "training.per_device_train_batch_size",
+    ("gradient_accumulation_steps",): "training.gradient_accumulation_steps",
+    ("gradient_clipping",): "training.max_grad_norm",
+    ("bf16",): "training.precision",
+    ("bfloat16",): "training.precision",
+    ("fp16",): "training.precision",
+    ("amp",): "training.precision",
+    ("torch_autocast",): "training.precision",
+    ("data_types",): "training.precision",
+    ("communication_data_type",): "training.precision",
+    ("optimizer",): "training.optim",
+    ("scheduler",): "training.lr_scheduler_type",
+    ("zero_allow_untested_optimizer",): "training.optim",
+    ("zero_optimization", "stage"): "strategy.zero_stage",
+    ("steps_per_print",): "logging.logging_steps",
+    ("wall_clock_breakdown",): "logging.logging_steps",
+    ("tensorboard",): "logging.tensorboard",
+    ("elasticity",): "cluster.hostfile",
+}
+
+
+def check(recipe: Recipe) -> list[Problem]:
+    problems: list[Problem] = []
+    for rule in RULES:
+        try:
+            for problem in rule(recipe):
+                problems.append(problem)
+        except Unusable:
+            continue
+    return problems
+
+
+def length_of_training(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.get("training", "num_train_epochs") is None and recipe.get("training", "max_steps") is None:
+        yield Problem(
+            "missing-key",
+            'neither "num_train_epochs" nor "max_steps" is said in "training"',
+            recipe.where("training"),
+            'write "num_train_epochs": 1, or "max_steps"; with both, training ends at whichever comes first',
+        )
+
+
+def one_warmup(recipe: Recipe) -> Iterator[Problem]:
+    ratio, steps = recipe.get("training", "warmup_ratio"), recipe.get("training", "warmup_steps")
+    if ratio is not None and steps is not None:
+        yield Problem(
+            "said-twice",
+            f"warm-up is said twice: warmup_ratio {ratio:g} and warmup_steps {steps}",
+            recipe.where_key("training", "warmup_steps"),
+            "keep one of them; null takes back what a base recipe says",
+        )
+
+
+def evaluation_has_data(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.get("training", "eval_steps") is not None and recipe.get("data", "eval") is None:
+        yield Problem(
+            "missing-key",
+            '"eval_steps" asks for evaluation, and "data.eval" names no rows for it',
+            recipe.where_key("training", "eval_steps"),
+            'write "eval": {"split": 0.1} in "data", or remove "eval_steps"',
+        )
+
+
+def flash_attention_runs(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.get("model", "attn_implementation") == "flash_attention_2":
+        for path, value, needed in (
+            (("cluster", "device"), "cpu", "cuda"),
+            (("training", "precision"), "fp32", "bf16"),
+        ):
+            if recipe.get(*path) == value:
+                yield Problem(
+                    "incompatible",
+                    f'flash_attention_2 does not run with "{".".join(path)}" {value}',
+                    recipe.where("model", "attn_implementation"),
+                    f'write "sdpa", or "{path[-1]}": "{needed}"',
+                )
+
+
+def deepspeed_config_adds_only(recipe: Recipe) -> Iterator[Problem]:
+    config = recipe.get("strategy", "config")
+    if config is None:
+        return
+    for path, field in DECIDED_DEEPSPEED_KEYS.items():
+        inner = config
+        for key in path:
+            inner = inner.get(key, _ABSENT) if isinstance(inner, dict) else _ABSENT
+        if inner is not _ABSENT:
+            yield Problem(
+                "decided-elsewhere",
+                f'"{".".join(path)}" of DeepSpeed follows from "{field}" of the recipe',
+                recipe.where_key("strategy", "config", *path),
+                f'remove it here, and say it in "{field}"',
+            )
+
+
+_ABSENT = object()
+
+RULES = (
+    length_of_training,
+    one_warmup,
+    evaluation_has_data,
+    flash_attention_runs,
+    deepspeed_config_adds_only,
+)

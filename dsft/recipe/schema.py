@@ -1,0 +1,266 @@
+"""The schema's part of a recipe: everything it finds wrong, in a user's words, and the defaults that it fills in.
+
+Beyond JSON Schema three annotations are read: `x-path` (true: a path, made absolute; "model": a path, or a hub id that
+is left alone), `x-aliases` (names that other programs have for the key) and `x-refused` (values that people try, each
+with the reason and what to write instead).
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import json
+import os
+from pathlib import Path as FilePath
+from typing import Any, Iterator
+
+import jsonschema
+
+import dsft
+from dsft.errors import DsftError, Problem
+from dsft.recipe.record import Path
+from dsft.recipe.text import Node, Source, parse
+
+_TYPES = {
+    "object": "an object {…}", "array": "a list […]", "string": "a string", "integer": "a whole number",
+    "number": "a number", "boolean": "true or false", "null": "null",
+}  # fmt: skip
+
+
+def schema_path() -> FilePath:
+    """schemas/recipe.schema.json: inside the package in a wheel, beside it in a source checkout."""
+    package = FilePath(dsft.__file__).parent
+    inside = package / "schemas" / "recipe.schema.json"
+    return inside if inside.exists() else package.parent / "schemas" / "recipe.schema.json"
+
+
+@functools.cache
+def load_schema() -> dict[str, Any]:
+    return json.loads(schema_path().read_text(encoding="utf-8"))
+
+
+def check(tree: Node) -> tuple[dict[str, Any], list[Problem], set[Path]]:
+    """The complete values of `tree`, what is wrong with it, and the paths of wrong or missing values."""
+    validator = jsonschema.Draft202012Validator(load_schema())
+    found: dict[Path, Problem] = {}  # the first word on a path is the last
+    wrong: set[Path] = set()
+    errors = list(validator.iter_errors(tree.plain()))
+    # The type before what depends on it; missing keys last, since a misspelt key is not a missing one.
+    for error in sorted(errors, key=lambda e: (e.validator == "required", e.validator != "type")):
+        for path, problem in _problems(tree, error, wrong):
+            if path not in found:
+                found[path] = problem
+                wrong.add(path)
+    complete = _complete(validator, validator.schema, tree)
+    if isinstance(complete, dict):
+        complete["extends"] = None  # the bases are merged in
+    return complete, list(found.values()), wrong
+
+
+# --- what is wrong ------------------------------------------------------------------------------------------------
+
+
+def _problems(tree: Node, error: jsonschema.ValidationError, wrong: set[Path]) -> Iterator[tuple[Path, Problem]]:
+    """The problems of one error of jsonschema. Adds to `wrong` the key that an unknown one seems to mean."""
+    path: Path = tuple(error.absolute_path)
+    node = _at(tree, path)
+    if error.validator == "additionalProperties":
+        for key in error.instance.keys() - error.schema["properties"].keys():
+            meant, help = _meant_key(key, path, error.schema["properties"])
+            if meant:
+                wrong.add(meant)
+            message = f'unknown key "{key}"' + (f' in "{dotted(path)}"' if path else "")
+            yield (*path, key), Problem("unknown-key", message, node.value[key].key.where(), help)
+    elif error.validator == "required":
+        for key in error.validator_value:
+            if key not in error.instance and (*path, key) not in wrong:
+                place = f'"{dotted(path)}"' if path else "the recipe"
+                help = _describe(_field(path, key))
+                yield (*path, key), Problem("missing-key", f'"{key}" is missing in {place}', node.span.where(), help)
+    else:
+        kind, message, help = _wrong_value(error)
+        name = f'"{dotted(path)}"' if path else "a recipe"
+        yield path, Problem(kind, f"{name} {message}", node.span.where(), help)
+
+
+def _wrong_value(error: jsonschema.ValidationError) -> tuple[str, str, str | None]:
+    """(kind, what follows the field's name, help)."""
+    limit, value = error.validator_value, error.instance
+    shown = _shown(value)
+    describe = error.schema.get("description")
+    match error.validator:
+        case "type":
+            types = [limit] if isinstance(limit, str) else limit
+            help = None
+            if isinstance(value, str) and set(types) & {"integer", "number", "boolean"} and _is_json(value):
+                help = f"write {value} without quotes"
+            return "wrong-type", f"must be {' or '.join(_TYPES[t] for t in types)}, not {shown}", help or describe
+        case "enum" | "const":
+            return "not-allowed-value", *_not_in(value, [limit] if error.validator == "const" else limit, error.schema)
+        case "minimum":
+            return "out-of-range", f"must be at least {limit}, not {shown}", describe
+        case "maximum":
+            return "out-of-range", f"must be at most {limit}, not {shown}", describe
+        case "exclusiveMinimum":
+            return "out-of-range", f"must be above {limit}, not {shown}", describe
+        case "exclusiveMaximum":
+            return "out-of-range", f"must be below {limit}, not {shown}", describe
+        case "minLength" | "minItems":
+            return "out-of-range", "must not be empty", describe
+        case "maxLength":
+            return "out-of-range", f"must have at most {limit} characters, not {len(value)}", describe
+        case "uniqueItems":
+            return "not-allowed-value", f"says an item twice: {shown}", "keep one of each"
+        case "pattern":
+            help = "letters, digits, \".\", \"_\" and \"-\", the first a letter or digit"
+            return "not-allowed-value", f"cannot be {shown}", help
+    raise AssertionError(f"the schema uses {error.validator}, which has no words yet")
+
+
+def _not_in(value: Any, allowed: list[Any], schema: dict[str, Any]) -> tuple[str, str]:
+    refusal = schema.get("x-refused", {}).get(value if isinstance(value, str) else json.dumps(value))
+    options = ", ".join(_shown(option) for option in allowed)
+    if refusal:
+        return f"cannot be {_shown(value)}", refusal
+    close = _closest(value, [option for option in allowed if isinstance(option, str)])
+    return f"must be one of {options}, not {_shown(value)}", f'did you mean "{close}"?' if close else schema.get("description")
+
+
+def _meant_key(key: str, path: Path, siblings: dict[str, Any]) -> tuple[Path | None, str]:
+    """The path of the key that an unknown one seems to mean, and a help that says so."""
+    for name, field in siblings.items():
+        if key in _annotation(field, "x-aliases", []):
+            return (*path, name), f'it is called "{name}" here'
+    close = _closest(key, list(siblings))
+    if close:
+        return (*path, close), f'did you mean "{close}"?'
+    elsewhere = [(place, name) for place, name, field in _all_fields() if key in (name, *_annotation(field, "x-aliases", []))]
+    if path in [place for place, _ in elsewhere]:
+        return None, f'only another "type" of {path[-1]} has it; known here: ' + ", ".join(siblings)
+    if len(elsewhere) == 1:
+        place, name = elsewhere[0]
+        return (*place, name), f'write it as "{name}" in "{dotted(place)}"' if place else f'"{name}" belongs at the top'
+    return None, "known here: " + ", ".join(name for name in siblings if name != "$schema")
+
+
+def _closest(word: Any, names: list[str]) -> str | None:
+    """The name that `word` seems to mean."""
+    by_lower = {name.lower(): name for name in names}
+    close = difflib.get_close_matches(str(word).lower(), by_lower, n=1, cutoff=0.7)
+    return by_lower[close[0]] if close else None
+
+
+def dotted(path: Path) -> str:
+    """A path as a person writes it: data.train[0].path."""
+    text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    return text.removeprefix(".")
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def _is_json(text: str) -> bool:
+    try:
+        parse(Source("", FilePath()), text)
+    except DsftError:
+        return False
+    return True
+
+
+def _at(tree: Node, path: Path) -> Node:
+    for step in path:
+        tree = tree.value[step]
+    return tree
+
+
+# --- walking the schema -------------------------------------------------------------------------------------------
+
+
+def _resolve(schema: Any) -> Any:
+    """`schema`, or what its $ref points at ("#/$defs/name", the only form in use)."""
+    if isinstance(schema, dict) and "$ref" in schema:
+        return load_schema()["$defs"][schema["$ref"].removeprefix("#/$defs/")]
+    return schema
+
+
+def _all_fields(schema: Any = None, place: Path = ()) -> Iterator[tuple[Path, str, Any]]:
+    """(place, key, schema) of every key of every object that a recipe can have; lists are left out."""
+    schema = _resolve(load_schema() if schema is None else schema)
+    for name, field in schema.get("properties", {}).items():
+        if field is not True:
+            yield place, name, field
+            yield from _all_fields(field, (*place, name))
+    for branch in ("then", "else"):
+        if branch in schema:
+            yield from _all_fields(schema[branch], place)
+
+
+def _field(place: Path, key: str) -> Any:
+    names = tuple(step for step in place if isinstance(step, str))
+    return next((field for at, name, field in _all_fields() if at == names and name == key), {})
+
+
+def _describe(field: Any) -> str | None:
+    return _annotation(field, "description", None)
+
+
+def _annotation(field: Any, name: str, otherwise: Any) -> Any:
+    field = _resolve(field)
+    return field.get(name, otherwise) if isinstance(field, dict) else otherwise
+
+
+def _applicable(validator: jsonschema.Draft202012Validator, schema: Any, value: Any) -> Iterator[dict[str, Any]]:
+    """`schema` and each one beside it that holds for `value`: what $ref names, the branch of an `if` that is taken."""
+    if not isinstance(schema, dict):
+        return
+    yield schema
+    if "$ref" in schema:
+        yield from _applicable(validator, _resolve(schema), value)
+    if "if" in schema:
+        branch = "then" if validator.evolve(schema=schema["if"]).is_valid(value) else "else"
+        yield from _applicable(validator, schema.get(branch), value)
+
+
+def _complete(validator: jsonschema.Draft202012Validator, schema: Any, node: Node) -> Any:
+    """The plain value of `node` with every default filled in, paths absolute, and numbers of the schema's type."""
+    plain = node.plain()
+    schemas = list(_applicable(validator, schema, plain))
+    if isinstance(node.value, dict):
+        known: dict[str, Any] = {}
+        for part in schemas:
+            for name, field in part.get("properties", {}).items():
+                if field is not True:
+                    known[name] = field
+        default = Node({}, node.span)
+        result = {}
+        for name, field in known.items():
+            if name in node.value:
+                result[name] = _complete(validator, field, node.value[name])
+            elif "default" in field:
+                value = field["default"]
+                result[name] = _complete(validator, field, default) if value == {} else value
+        return result | {name: plain[name] for name in plain if name not in result}
+    if isinstance(node.value, tuple):
+        items = next((part["items"] for part in schemas if "items" in part), None)
+        return [_complete(validator, items, child) for child in node.value]
+    for part in schemas:
+        if "x-path" in part and isinstance(plain, str):
+            return _absolute(plain, node.span.source.folder, part["x-path"])
+        # JSON Schema's rule: a number without a fraction is whole, so 8.0 is 8; true is no number at all.
+        if isinstance(plain, (int, float)) and not isinstance(plain, bool):
+            types = part.get("type", ())
+            if "integer" in types and plain == int(plain):
+                return int(plain)
+            if "number" in types:
+                return float(plain)
+    return plain
+
+
+def _absolute(text: str, folder: FilePath, kind: Any) -> str:
+    """`text` relative to `folder`. A model that is no folder there and does not look like a path is a hub id."""
+    path = os.path.abspath(os.path.join(folder, os.path.expanduser(text)))
+    if kind == "model" and not text.startswith((".", "/", "~")) and not os.path.isdir(path):
+        return text
+    return path
