@@ -104,8 +104,8 @@ def summary(plan, artifacts, directory: Path) -> str:
         f"{plan.name}",
         f"  strategy  {strategy_line(plan)}",
         f"  batch     {batch_line(plan)}",
-        f"  updates   {training.total_updates}, {training.updates_per_epoch} an epoch of {data.train_rows} rows, "
-        f"{training.warmup_updates} of them warm-up",
+        f"  updates   {training.total_updates}, {training.warmup_updates} of them warm-up; "
+        + f"{training.updates_per_epoch} an epoch of {data.train_rows} rows",
         f"  output    {plan.checkpoint.output_dir}",
         f"  files     {directory}",
         *(f"              {name}" for name in artifacts.files),
@@ -116,7 +116,9 @@ def summary(plan, artifacts, directory: Path) -> str:
         if len(commands) == 1:
             lines.append(f"  {shlex.join(commands[0])}")
         elif commands:
-            lines.append(f"  {directory}/launch/{launcher}.sh NODE    (on every machine, NODE from 0 to {len(commands) - 1})")
+            lines.append(
+                f"  {directory}/launch/{launcher}.sh NODE    (on every machine, NODE from 0 to {len(commands) - 1})"
+            )
     return "\n".join(lines)
 
 
@@ -182,8 +184,13 @@ def _parser() -> argparse.ArgumentParser:
 
     def takes_recipe(sub: argparse.ArgumentParser) -> None:
         sub.add_argument("recipe", metavar="RECIPE", help="a recipe file")
-        sub.add_argument("--set", metavar="KEY=VALUE", action="append", default=[],
-                         help="say a value of the recipe anew, as in training.max_steps=5; VALUE is JSON, or text")  # fmt: skip
+        sub.add_argument(
+            "--set",
+            metavar="KEY=VALUE",
+            action="append",
+            default=[],
+            help="say a value of the recipe anew, as in training.max_steps=5; VALUE is JSON, or text",
+        )
 
     sub = command(check, "check")
     takes_recipe(sub)

@@ -93,8 +93,11 @@ def _plan_checkpoint(recipe: Recipe, cwd: Path) -> record.Checkpoint:
     for folder in (Path(output_dir), *Path(output_dir).parents):
         if folder.exists():
             if not folder.is_dir():
-                raise refused("not-a-directory", f"{folder} is a file; results need a directory there",
-                              where=recipe.where("checkpoint", "output_dir"))  # fmt: skip
+                raise refused(
+                    "not-a-directory",
+                    f"{folder} is a file; results need a directory there",
+                    where=recipe.where("checkpoint", "output_dir"),
+                )
             break
     return record.Checkpoint(
         output_dir=output_dir,

@@ -58,4 +58,8 @@ def plan_batch(recipe: Recipe, cluster: Cluster) -> Batch:
 def _nearest(total: int, factor: int) -> str:
     """The multiples of `factor` next to `total`."""
     below = total // factor * factor
-    return f"global_batch_size can be {below} or {below + factor}" if below else f"global_batch_size must be at least {factor}"
+    return (
+        f"global_batch_size can be {below} or {below + factor}"
+        if below
+        else f"global_batch_size must be at least {factor}"
+    )

@@ -57,23 +57,51 @@ def read_hostfile(path: Path, asked_by: Where | None = None) -> tuple[Host, ...]
         where = Where(str(path), number, line.index(content) + 1, line, len(content))
         host = _host(content)
         if isinstance(host, str):
-            problems.append(Problem("hostfile-syntax", host, where, "write: host slots=processes, as in: node1 slots=8"))
+            problems.append(
+                Problem("hostfile-syntax", host, where, "write: host slots=processes, as in: node1 slots=8")
+            )
             continue
-        canonical = _LOOPBACK.sub("localhost", host.name.lower()) if _LOOPBACK.fullmatch(host.name.lower()) else host.name.lower()
+        canonical = (
+            _LOOPBACK.sub("localhost", host.name.lower())
+            if _LOOPBACK.fullmatch(host.name.lower())
+            else host.name.lower()
+        )
         if canonical in seen:
-            problems.append(Problem("hostfile-duplicate", f"{host.name} is the same host as in line {seen[canonical]}",
-                                    where, "write each host once, with all its slots"))  # fmt: skip
+            problems.append(
+                Problem(
+                    "hostfile-duplicate",
+                    f"{host.name} is the same host as in line {seen[canonical]}",
+                    where,
+                    "write each host once, with all its slots",
+                )
+            )
         elif host.slots < 1:
-            problems.append(Problem("out-of-range", f"{host.name} has no slots", where, "write at least slots=1, or remove the line"))
+            problems.append(
+                Problem(
+                    "out-of-range", f"{host.name} has no slots", where, "write at least slots=1, or remove the line"
+                )
+            )
         elif hosts and host.slots != hosts[0].slots:
-            problems.append(Problem("contradiction", f"{host.name} has {host.slots} slots, and {hosts[0].name} has "
-                                    f"{hosts[0].slots}: all machines need as many", where))  # fmt: skip
+            problems.append(
+                Problem(
+                    "contradiction",
+                    f"{host.name} has {host.slots} slots, and {hosts[0].name} has "
+                    f"{hosts[0].slots}: all machines need as many",
+                    where,
+                )
+            )
         else:
             hosts.append(host)
         seen.setdefault(canonical, number)
     if not hosts and not problems:
-        problems.append(Problem("hostfile-empty", f"{path} names no host", asked_by or Where(str(path)),
-                                "write a line for each machine: node1 slots=8"))  # fmt: skip
+        problems.append(
+            Problem(
+                "hostfile-empty",
+                f"{path} names no host",
+                asked_by or Where(str(path)),
+                "write a line for each machine: node1 slots=8",
+            )
+        )
     if problems:
         raise DsftError(problems)
     return tuple(hosts)

@@ -21,13 +21,26 @@ def plan_model(recipe: Recipe) -> Model:
         if not os.path.isdir(path):
             raise refused("model-not-found", f"there is no folder {path}", where=where, help=_above(Path(path)))
         if not os.path.isfile(os.path.join(path, "config.json")):
-            raise refused("model-not-found", f"{path} has no config.json", where=where,
-                          help="name a folder that save_pretrained wrote, or one downloaded from the hub")  # fmt: skip
+            raise refused(
+                "model-not-found",
+                f"{path} has no config.json",
+                where=where,
+                help="name a folder that save_pretrained wrote, or one downloaded from the hub",
+            )
     elif not _HUB_ID.fullmatch(path):
-        raise refused("model-not-found", f'"{path}" is neither a folder here nor a hub id such as org/name', where=where,
-                      help="a folder is relative to the file that says it")  # fmt: skip
-    return Model(path, *(recipe.get("model", field) for field in
-                         ("revision", "attn_implementation", "trust_remote_code", "gradient_checkpointing")))  # fmt: skip
+        raise refused(
+            "model-not-found",
+            f'"{path}" is neither a folder here nor a hub id such as org/name',
+            where=where,
+            help="a folder is relative to the file that says it",
+        )
+    return Model(
+        path,
+        *(
+            recipe.get("model", field)
+            for field in ("revision", "attn_implementation", "trust_remote_code", "gradient_checkpointing")
+        ),
+    )
 
 
 def _above(path: Path) -> str:

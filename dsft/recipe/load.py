@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Iterable
 
 from dsft.errors import DsftError, Where, refused
 from dsft.recipe import rules, schema
@@ -53,8 +53,9 @@ def read_text(path: Path, name: str, *, what: str, asked_by: Where | None = None
         reason = getattr(error, "strerror", None) or error
         raise refused("unreadable-file", f"cannot read {path}: {reason}", where=place) from None
     if len(raw) > limit:
-        raise refused("not-a-" + what.replace(" ", "-"), f"{path} is larger than {limit >> 20} MiB: not a {what}",
-                      where=place)
+        raise refused(
+            "not-a-" + what.replace(" ", "-"), f"{path} is larger than {limit >> 20} MiB: not a {what}", where=place
+        )
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -62,8 +63,12 @@ def read_text(path: Path, name: str, *, what: str, asked_by: Where | None = None
         before = raw[raw.rfind(b"\n", 0, error.start) + 1 : error.start].decode("utf-8", "replace")
         utf16 = raw[:2] in (b"\xff\xfe", b"\xfe\xff")
         found = "UTF-16" if utf16 else f"byte 0x{raw[error.start]:02x}"
-        raise refused("not-utf-8", f"the file is not UTF-8: {found}", where=Where(name, line, len(before) + 1),
-                      help="save it as UTF-8") from None
+        raise refused(
+            "not-utf-8",
+            f"the file is not UTF-8: {found}",
+            where=Where(name, line, len(before) + 1),
+            help="save it as UTF-8",
+        ) from None
 
 
 def _nearby(path: Path) -> str | None:
@@ -81,8 +86,12 @@ def _read_with_bases(path: Path, name: str, *, asked_by: Where | None, chain: tu
     text = read_text(path, name, what="recipe", asked_by=asked_by)
     real = Path(os.path.realpath(path))
     if real in chain or len(chain) == MAX_BASES:
-        raise refused("extends-cycle", "recipes that extend each other: " + " -> ".join(p.name for p in (*chain, real)),
-                      where=asked_by, help="the last of them must not extend another")
+        raise refused(
+            "extends-cycle",
+            "recipes that extend each other: " + " -> ".join(p.name for p in (*chain, real)),
+            where=asked_by,
+            help="the last of them must not extend another",
+        )
     tree = parse(Source(name, Path(os.path.abspath(path)).parent, text))
     base = tree.value.get("extends") if isinstance(tree.value, dict) else None
     if base is None or not isinstance(base.value, str) or not base.value:
@@ -120,8 +129,12 @@ def _override(argument: str) -> Node:
     keys = name.split(".")
     span = Span(Source(f"--set {argument}", Path.cwd()))
     if not equals or not all(keys) or not argument.isprintable():
-        raise refused("bad-override", f"{argument!r} is not KEY=VALUE", where=Where("--set"),
-                      help="for example --set training.max_steps=5")
+        raise refused(
+            "bad-override",
+            f"{argument!r} is not KEY=VALUE",
+            where=Where("--set"),
+            help="for example --set training.max_steps=5",
+        )
     if name == "extends":
         raise refused("bad-override", "extends can only be said in a recipe file", where=span.where())
     try:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Mapping
+from typing import Any
 
 from dsft.errors import Problem, Where
 from dsft.recipe.text import Node
@@ -52,13 +53,10 @@ class Recipe:
     def _nearest(self, path: Path) -> Node:
         node = self.tree
         for step in path:
-            children = node.value
-            if isinstance(children, dict) and step in children:
-                node = children[step]
-            elif isinstance(children, tuple) and isinstance(step, int) and step < len(children):
-                node = children[step]
-            else:
+            children = node.value if isinstance(node.value, (dict, tuple)) else ()
+            if step not in (children if isinstance(children, dict) else range(len(children))):
                 break
+            node = children[step]
         return node
 
     def in_order(self, problems: list[Problem]) -> tuple[Problem, ...]:

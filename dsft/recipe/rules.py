@@ -7,7 +7,7 @@ of processes are in dsft.plan.
 
 from __future__ import annotations
 
-from typing import Iterator
+from collections.abc import Iterator
 
 from dsft.errors import Problem
 from dsft.recipe.record import Path, Recipe, Unusable
@@ -40,8 +40,7 @@ def check(recipe: Recipe) -> list[Problem]:
     problems: list[Problem] = []
     for rule in RULES:
         try:
-            for problem in rule(recipe):
-                problems.append(problem)
+            problems.extend(rule(recipe))
         except Unusable:
             continue
     return problems

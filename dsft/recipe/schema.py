@@ -11,8 +11,9 @@ import difflib
 import functools
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path as FilePath
-from typing import Any, Iterator
+from typing import Any
 
 import jsonschema
 
@@ -22,9 +23,14 @@ from dsft.recipe.record import Path
 from dsft.recipe.text import Node, Source, parse
 
 _TYPES = {
-    "object": "an object {…}", "array": "a list […]", "string": "a string", "integer": "a whole number",
-    "number": "a number", "boolean": "true or false", "null": "null",
-}  # fmt: skip
+    "object": "an object {…}",
+    "array": "a list […]",
+    "string": "a string",
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "null": "null",
+}
 
 
 def schema_path() -> FilePath:
@@ -112,7 +118,7 @@ def _wrong_value(error: jsonschema.ValidationError) -> tuple[str, str, str | Non
         case "uniqueItems":
             return "not-allowed-value", f"says an item twice: {shown}", "keep one of each"
         case "pattern":
-            help = "letters, digits, \".\", \"_\" and \"-\", the first a letter or digit"
+            help = 'letters, digits, ".", "_" and "-", the first a letter or digit'
             return "not-allowed-value", f"cannot be {shown}", help
     raise AssertionError(f"the schema uses {error.validator}, which has no words yet")
 
@@ -123,7 +129,9 @@ def _not_in(value: Any, allowed: list[Any], schema: dict[str, Any]) -> tuple[str
     if refusal:
         return f"cannot be {_shown(value)}", refusal
     close = _closest(value, [option for option in allowed if isinstance(option, str)])
-    return f"must be one of {options}, not {_shown(value)}", f'did you mean "{close}"?' if close else schema.get("description")
+    return f"must be one of {options}, not {_shown(value)}", f'did you mean "{close}"?' if close else schema.get(
+        "description"
+    )
 
 
 def _meant_key(key: str, path: Path, siblings: dict[str, Any]) -> tuple[Path | None, str]:
@@ -134,7 +142,9 @@ def _meant_key(key: str, path: Path, siblings: dict[str, Any]) -> tuple[Path | N
     close = _closest(key, list(siblings))
     if close:
         return (*path, close), f'did you mean "{close}"?'
-    elsewhere = [(place, name) for place, name, field in _all_fields() if key in (name, *_annotation(field, "x-aliases", []))]
+    elsewhere = [
+        (place, name) for place, name, field in _all_fields() if key in (name, *_annotation(field, "x-aliases", []))
+    ]
     if path in [place for place, _ in elsewhere]:
         return None, f'only another "type" of {path[-1]} has it; known here: ' + ", ".join(siblings)
     if len(elsewhere) == 1:

@@ -130,8 +130,13 @@ class _Parser:
             name, key = self.key(opened)
             if name in members:
                 first = members[name].key.where()
-                self.fail(f'"{name}" is said twice in the same object', key.start, key.end, kind="duplicate-key",
-                          help=f"it is already said at line {first.line}; keep one of them" if first.line else None)
+                self.fail(
+                    f'"{name}" is said twice in the same object',
+                    key.start,
+                    key.end,
+                    kind="duplicate-key",
+                    help=f"it is already said at line {first.line}; keep one of them" if first.line else None,
+                )
             self.space()
             if self.peek() != ":":
                 self.unexpected(f'a ":" after the key "{name}"')
@@ -183,8 +188,10 @@ class _Parser:
             self.unclosed(opened)
         if char in "]}":
             where = Span(self.source, opened, opened + 1).where()
-            self.fail(f'"{char}" where "{close}" is missing: "{self.text[opened]}" of line {where.line or 1}, '
-                      f"column {where.column or opened + 1} is still open")
+            self.fail(
+                f'"{char}" where "{close}" is missing: "{self.text[opened]}" of line {where.line or 1}, '
+                f"column {where.column or opened + 1} is still open"
+            )
         if char in "\"{['-tfn" or "0" <= char <= "9":
             self.fail("a comma is missing", after_value, after_value + 1, help=f'write "," here, or "{close}"')
         self.unexpected(f'"," or "{close}"')
@@ -196,8 +203,12 @@ class _Parser:
         char = self.text[end : end + 1]
         if char != '"':
             if char == "\\":
-                self.fail(f"unknown escape {self.text[end : end + 2]!s} in a string", end, end + 2,
-                          help=r'a backslash itself is written "\\"; in a path "/" does as well')
+                self.fail(
+                    f"unknown escape {self.text[end : end + 2]!s} in a string",
+                    end,
+                    end + 2,
+                    help=r'a backslash itself is written "\\"; in a path "/" does as well',
+                )
             if char in ("", "\n", "\r"):
                 self.fail("a string that is not closed in its line", start, end, help='write the missing "')
             name = {"\t": "tab"}.get(char, "control character")
@@ -229,8 +240,12 @@ class _Parser:
         self.at = _SPACE.match(self.text, self.at).end()
 
     def unclosed(self, opened: int) -> NoReturn:
-        self.fail(f'"{self.text[opened]}" is never closed', opened, opened + 1,
-                  help=f'write the missing "{"}" if self.text[opened] == "{" else "]"}"')
+        self.fail(
+            f'"{self.text[opened]}" is never closed',
+            opened,
+            opened + 1,
+            help=f'write the missing "{"}" if self.text[opened] == "{" else "]"}"',
+        )
 
     def unexpected(self, wanted: str) -> NoReturn:
         """Says what stands here in place of `wanted`, by the mistakes that people make."""
@@ -253,16 +268,29 @@ class _Parser:
             right = {"none": "null"}.get(word.lower(), word.lower())
             self.fail(f"{word} is not JSON", self.at, end, help=f"write {right}")
         if char in "+-." or "0" <= char <= "9":
-            self.fail(f"{_short(word)} is not a JSON number", self.at, end,
-                      help="digits, a point and an exponent, as in 8, 0.1 or 2e-4; no +, no leading zero, no bare point")
-        if char in "}]" or char in "[{:=\"":
+            self.fail(
+                f"{_short(word)} is not a JSON number",
+                self.at,
+                end,
+                help="digits, a point and an exponent, as in 8, 0.1 or 2e-4; no +, no leading zero, no bare point",
+            )
+        if char in "}]" or char in '[{:="':
             self.fail(f'"{char}" where {wanted} must stand')
         self.fail(f"{_short(word)} where {wanted} must stand", self.at, end, help="strings and keys take double quotes")
 
-    def fail(self, message: str, start: int | None = None, end: int | None = None, *, kind: str = "syntax",
-             help: str | None = None) -> NoReturn:
+    def fail(
+        self,
+        message: str,
+        start: int | None = None,
+        end: int | None = None,
+        *,
+        kind: str = "syntax",
+        help: str | None = None,
+    ) -> NoReturn:
         start = self.at if start is None else start
-        raise DsftError(Problem(kind, message, Span(self.source, start, start + 1 if end is None else end).where(), help))
+        raise DsftError(
+            Problem(kind, message, Span(self.source, start, start + 1 if end is None else end).where(), help)
+        )
 
 
 def _short(word: str) -> str:
