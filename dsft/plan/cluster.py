@@ -14,7 +14,8 @@ _LINE = re.compile(
     r"(?:(?P<user>[A-Za-z_][A-Za-z0-9_.-]*)@)?(?P<name>[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?)"
     r"[ \t]+slots=(?P<slots>[0-9]{1,6})"
 )
-_LOOPBACK = re.compile(r"localhost|127\.0\.0\.1")
+_LOOPBACK = ("localhost", "127.0.0.1")
+_FORM = "a line is: HOST slots=PROCESSES, as in: node1 slots=8"
 
 
 def plan_cluster(recipe: Recipe) -> Cluster:
@@ -55,68 +56,37 @@ def read_hostfile(path: Path, asked_by: Where | None = None) -> tuple[Host, ...]
         if not content:
             continue
         where = Where(str(path), number, line.index(content) + 1, line, len(content))
-        host = _host(content)
-        if isinstance(host, str):
-            problems.append(
-                Problem("hostfile-syntax", host, where, "write: host slots=processes, as in: node1 slots=8")
-            )
+        match = _LINE.fullmatch(content)
+        if not match:
+            problems.append(Problem("hostfile-syntax", _not_a_host(content), where, _FORM))
             continue
-        canonical = (
-            _LOOPBACK.sub("localhost", host.name.lower())
-            if _LOOPBACK.fullmatch(host.name.lower())
-            else host.name.lower()
-        )
-        if canonical in seen:
-            problems.append(
-                Problem(
-                    "hostfile-duplicate",
-                    f"{host.name} is the same host as in line {seen[canonical]}",
-                    where,
-                    "write each host once, with all its slots",
-                )
-            )
+        host = Host(match["name"], int(match["slots"]), match["user"])
+        known_as = "localhost" if host.name.lower() in _LOOPBACK else host.name.lower()
+        if known_as in seen:
+            message = f"{host.name} is the same host as in line {seen[known_as]}"
+            problems.append(Problem("hostfile-duplicate", message, where, "write each host once, with all its slots"))
         elif host.slots < 1:
-            problems.append(
-                Problem(
-                    "out-of-range", f"{host.name} has no slots", where, "write at least slots=1, or remove the line"
-                )
-            )
+            problems.append(Problem("out-of-range", f"{host.name} has no slots", where, "remove the line"))
         elif hosts and host.slots != hosts[0].slots:
-            problems.append(
-                Problem(
-                    "contradiction",
-                    f"{host.name} has {host.slots} slots, and {hosts[0].name} has "
-                    f"{hosts[0].slots}: all machines need as many",
-                    where,
-                )
-            )
+            message = f"{host.name} has {host.slots} slots, and {hosts[0].name} has {hosts[0].slots}"
+            problems.append(Problem("contradiction", message, where, "all machines need the same number of slots"))
         else:
             hosts.append(host)
-        seen.setdefault(canonical, number)
+        seen.setdefault(known_as, number)
     if not hosts and not problems:
-        problems.append(
-            Problem(
-                "hostfile-empty",
-                f"{path} names no host",
-                asked_by or Where(str(path)),
-                "write a line for each machine: node1 slots=8",
-            )
-        )
+        problems.append(Problem("hostfile-empty", f"{path} names no host", asked_by or Where(str(path)), _FORM))
     if problems:
         raise DsftError(problems)
     return tuple(hosts)
 
 
-def _host(content: str) -> Host | str:
-    """The host that a line says, or what is wrong with the line."""
-    match = _LINE.fullmatch(content)
-    if match:
-        return Host(match["name"], int(match["slots"]), match["user"])
-    name, _, rest = content.partition(" ")
+def _not_a_host(content: str) -> str:
+    """What is wrong with a line."""
+    name, *rest = content.split()
     if name.count(":") > 1:
-        return "an IPv6 address; launchers take it in different ways, so give the host a name"
-    if re.fullmatch(r"\s*slots=[0-9]+\s+\S.*", rest):
-        return f"more than slots=… behind {name}: nothing else is read"
-    if "slots" not in rest:
+        return "an IPv6 address, which launchers do not read alike: give the host a name"
+    if not rest or not rest[0].startswith("slots"):
         return f"no slots=… behind {name}"
+    if len(rest) > 1 and re.fullmatch("slots=[0-9]+", rest[0]):
+        return f"{rest[1]!r} behind the slots, where nothing else is read"
     return "not a host and its slots"

@@ -68,7 +68,7 @@ def held_out(rows: int, split: float) -> int:
 
 
 def _data_file(recipe: Recipe, at: Path) -> DataFile:
-    path, format = recipe.get(*at, "path"), recipe.get(*at, "format")
+    path = recipe.get(*at, "path")
     try:
         rows, sha256 = scan(path)
     except DsftError as error:
@@ -76,7 +76,7 @@ def _data_file(recipe: Recipe, at: Path) -> DataFile:
             problem if problem.where and problem.where.line else _asked_by(problem, recipe, at)
             for problem in error.problems
         ) from error
-    return DataFile(path, format, rows, sha256)
+    return DataFile(path, recipe.get(*at, "format"), rows, sha256)
 
 
 def _asked_by(problem: Problem, recipe: Recipe, at: Path) -> Problem:

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from dsft.errors import refused
 from dsft.plan.record import Batch, Data, Training
-from dsft.recipe.record import Recipe
+from dsft.recipe.record import Recipe, Unusable
 
 
 def plan_training(recipe: Recipe, batch: Batch, data: Data) -> Training:
@@ -18,7 +18,10 @@ def plan_training(recipe: Recipe, batch: Batch, data: Data) -> Training:
 
     updates_per_epoch = math.ceil(data.train_rows / batch.global_batch_size)
     by_epochs = None if said("num_train_epochs") is None else said("num_train_epochs") * updates_per_epoch
-    total_updates = min(updates for updates in (by_epochs, said("max_steps")) if updates is not None)
+    lengths = [updates for updates in (by_epochs, said("max_steps")) if updates is not None]
+    if not lengths:
+        raise Unusable  # as a rule of the recipe reports
+    total_updates = min(lengths)
     warmup_updates = said("warmup_steps") or warmup(total_updates, said("warmup_ratio") or 0.0)
     if warmup_updates > total_updates:
         raise refused(

@@ -105,17 +105,19 @@ def _read_with_bases(path: Path, name: str, *, asked_by: Where | None, chain: tu
 def _merge(below: Node, above: Node) -> Node:
     """`above` over `below`: objects are merged, anything else is replaced.
 
-    An object with another `type` than the one below replaces it too: the fields of a LoRA mean nothing to a full
-    fine-tuning.
+    An object that is another kind of thing replaces too (another `type`; a file to evaluate on where the base splits
+    rows off): the fields of a LoRA mean nothing to a full fine-tuning.
     """
     if not (isinstance(below.value, dict) and isinstance(above.value, dict)):
         return above
     types = [side.value["type"].value for side in (below, above) if "type" in side.value]
-    if len(types) == 2 and types[0] != types[1]:
+    if len(types) == 2 and types[0] != types[1] or {"split", "path"} <= below.value.keys() | above.value.keys():
         return above
     members = dict(below.value)
     for name, child in above.value.items():
         members[name] = _merge(members[name], child) if name in members else child
+    if above.span.source.text is None:  # an argument adds to the object that a file says
+        return Node(members, below.span, below.key)
     return Node(members, above.span, above.key)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dsft.errors import Problem, Where
-from dsft.recipe.text import Node
+from dsft.recipe.text import Node, Source
 
 Path = tuple[str | int, ...]  # of a value in a recipe: ("data", "train", 0, "path")
 
@@ -60,8 +60,9 @@ class Recipe:
         return node
 
     def in_order(self, problems: list[Problem]) -> tuple[Problem, ...]:
-        """The problems without repetition, by file (the recipe first, then what it extends), then by line."""
-        sources = list(dict.fromkeys(_sources(self.tree)))
+        """The problems without repetition, by file (arguments last), then by line."""
+        files_first = sorted(dict.fromkeys(_sources(self.tree)), key=lambda source: source.text is None)
+        sources = [source.name for source in files_first]
 
         def place(problem: Problem) -> tuple[int, int, int]:
             where = problem.where or Where("")
@@ -77,8 +78,8 @@ class Recipe:
         return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
 
 
-def _sources(node: Node):
-    yield node.span.source.name
+def _sources(node: Node) -> Iterator[Source]:
+    yield node.span.source
     if isinstance(node.value, dict):
         for child in node.value.values():
             yield from _sources(child)

@@ -10,30 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsft.errors import Problem
-from dsft.recipe.record import Path, Recipe, Unusable
-
-# Keys of DeepSpeed's configuration that dsft writes itself, and what says them in a recipe.
-DECIDED_DEEPSPEED_KEYS: dict[Path, str] = {
-    ("train_batch_size",): "training.global_batch_size",
-    ("train_micro_batch_size_per_gpu",): "training.per_device_train_batch_size",
-    ("gradient_accumulation_steps",): "training.gradient_accumulation_steps",
-    ("gradient_clipping",): "training.max_grad_norm",
-    ("bf16",): "training.precision",
-    ("bfloat16",): "training.precision",
-    ("fp16",): "training.precision",
-    ("amp",): "training.precision",
-    ("torch_autocast",): "training.precision",
-    ("data_types",): "training.precision",
-    ("communication_data_type",): "training.precision",
-    ("optimizer",): "training.optim",
-    ("scheduler",): "training.lr_scheduler_type",
-    ("zero_allow_untested_optimizer",): "training.optim",
-    ("zero_optimization", "stage"): "strategy.zero_stage",
-    ("steps_per_print",): "logging.logging_steps",
-    ("wall_clock_breakdown",): "logging.logging_steps",
-    ("tensorboard",): "logging.tensorboard",
-    ("elasticity",): "cluster.hostfile",
-}
+from dsft.recipe.record import Recipe, Unusable
 
 
 def check(recipe: Recipe) -> list[Problem]:
@@ -92,29 +69,9 @@ def flash_attention_runs(recipe: Recipe) -> Iterator[Problem]:
                 )
 
 
-def deepspeed_config_adds_only(recipe: Recipe) -> Iterator[Problem]:
-    config = recipe.get("strategy", "config")
-    if config is None:
-        return
-    for path, field in DECIDED_DEEPSPEED_KEYS.items():
-        inner = config
-        for key in path:
-            inner = inner.get(key, _ABSENT) if isinstance(inner, dict) else _ABSENT
-        if inner is not _ABSENT:
-            yield Problem(
-                "decided-elsewhere",
-                f'"{".".join(path)}" of DeepSpeed follows from "{field}" of the recipe',
-                recipe.where_key("strategy", "config", *path),
-                f'remove it here, and say it in "{field}"',
-            )
-
-
-_ABSENT = object()
-
 RULES = (
     length_of_training,
     one_warmup,
     evaluation_has_data,
     flash_attention_runs,
-    deepspeed_config_adds_only,
 )

@@ -1,8 +1,8 @@
 """The schema's part of a recipe: everything it finds wrong, in a user's words, and the defaults that it fills in.
 
 Beyond JSON Schema three annotations are read: `x-path` (true: a path, made absolute; "model": a path, or a hub id that
-is left alone), `x-aliases` (names that other programs have for the key) and `x-refused` (values that people try, each
-with the reason and what to write instead).
+is left alone), `x-aliases` (names that other programs have for the key) and `x-refused` (of an enum: values, of an object: keys that
+people try, each with the reason and what to write instead).
 """
 
 from __future__ import annotations
@@ -72,16 +72,20 @@ def _problems(tree: Node, error: jsonschema.ValidationError, wrong: set[Path]) -
     node = _at(tree, path)
     if error.validator == "additionalProperties":
         for key in error.instance.keys() - error.schema["properties"].keys():
+            place, where = f' in "{dotted(path)}"' if path else "", node.value[key].key.where()
+            refusal = error.schema.get("x-refused", {}).get(key)
+            if refusal:
+                yield (*path, key), Problem("refused-key", f'"{key}" cannot be said{place}', where, refusal)
+                continue
             meant, help = _meant_key(key, path, error.schema["properties"])
             if meant:
                 wrong.add(meant)
-            message = f'unknown key "{key}"' + (f' in "{dotted(path)}"' if path else "")
-            yield (*path, key), Problem("unknown-key", message, node.value[key].key.where(), help)
+            yield (*path, key), Problem("unknown-key", f'unknown key "{key}"{place}', where, help)
     elif error.validator == "required":
         for key in error.validator_value:
             if key not in error.instance and (*path, key) not in wrong:
                 place = f'"{dotted(path)}"' if path else "the recipe"
-                help = _describe(_field(path, key))
+                help = _describe(key, _field(path, key))
                 yield (*path, key), Problem("missing-key", f'"{key}" is missing in {place}', node.span.where(), help)
     else:
         kind, message, help = _wrong_value(error)
@@ -93,28 +97,29 @@ def _wrong_value(error: jsonschema.ValidationError) -> tuple[str, str, str | Non
     """(kind, what follows the field's name, help)."""
     limit, value = error.validator_value, error.instance
     shown = _shown(value)
-    describe = error.schema.get("description")
+    examples = error.schema.get("examples")
+    example = f"for example {_shown(examples[0])}" if examples else None
     match error.validator:
         case "type":
             types = [limit] if isinstance(limit, str) else limit
             help = None
             if isinstance(value, str) and set(types) & {"integer", "number", "boolean"} and _is_json(value):
                 help = f"write {value} without quotes"
-            return "wrong-type", f"must be {' or '.join(_TYPES[t] for t in types)}, not {shown}", help or describe
+            return "wrong-type", f"must be {' or '.join(_TYPES[t] for t in types)}, not {shown}", help or example
         case "enum" | "const":
             return "not-allowed-value", *_not_in(value, [limit] if error.validator == "const" else limit, error.schema)
         case "minimum":
-            return "out-of-range", f"must be at least {limit}, not {shown}", describe
+            return "out-of-range", f"must be at least {limit}, not {shown}", example
         case "maximum":
-            return "out-of-range", f"must be at most {limit}, not {shown}", describe
+            return "out-of-range", f"must be at most {limit}, not {shown}", example
         case "exclusiveMinimum":
-            return "out-of-range", f"must be above {limit}, not {shown}", describe
+            return "out-of-range", f"must be above {limit}, not {shown}", example
         case "exclusiveMaximum":
-            return "out-of-range", f"must be below {limit}, not {shown}", describe
+            return "out-of-range", f"must be below {limit}, not {shown}", example
         case "minLength" | "minItems":
-            return "out-of-range", "must not be empty", describe
+            return "out-of-range", "must not be empty", example
         case "maxLength":
-            return "out-of-range", f"must have at most {limit} characters, not {len(value)}", describe
+            return "out-of-range", f"must have at most {limit} characters, not {len(value)}", example
         case "uniqueItems":
             return "not-allowed-value", f"says an item twice: {shown}", "keep one of each"
         case "pattern":
@@ -146,7 +151,9 @@ def _meant_key(key: str, path: Path, siblings: dict[str, Any]) -> tuple[Path | N
         (place, name) for place, name, field in _all_fields() if key in (name, *_annotation(field, "x-aliases", []))
     ]
     if path in [place for place, _ in elsewhere]:
-        return None, f'only another "type" of {path[-1]} has it; known here: ' + ", ".join(siblings)
+        if "type" in siblings:
+            return None, f'only another "type" of {path[-1]} has it; known here: ' + ", ".join(siblings)
+        return None, "it does not go together with " + ", ".join(f'"{name}"' for name in siblings)
     if len(elsewhere) == 1:
         place, name = elsewhere[0]
         return (*place, name), f'write it as "{name}" in "{dotted(place)}"' if place else f'"{name}" belongs at the top'
@@ -199,8 +206,8 @@ def _all_fields(schema: Any = None, place: Path = ()) -> Iterator[tuple[Path, st
     """(place, key, schema) of every key of every object that a recipe can have; lists are left out."""
     schema = _resolve(load_schema() if schema is None else schema)
     for name, field in schema.get("properties", {}).items():
+        yield place, name, field
         if field is not True:
-            yield place, name, field
             yield from _all_fields(field, (*place, name))
     for branch in ("then", "else"):
         if branch in schema:
@@ -212,8 +219,10 @@ def _field(place: Path, key: str) -> Any:
     return next((field for at, name, field in _all_fields() if at == names and name == key), {})
 
 
-def _describe(field: Any) -> str | None:
-    return _annotation(field, "description", None)
+def _describe(key: str, field: Any) -> str | None:
+    description, examples = _annotation(field, "description", ""), _annotation(field, "examples", [])
+    example = f'for example "{key}": {_shown(examples[0])}' if examples else ""
+    return "; ".join(part for part in (description.removesuffix("."), example) if part) or None
 
 
 def _annotation(field: Any, name: str, otherwise: Any) -> Any:
