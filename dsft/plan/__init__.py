@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from dsft.errors import DsftError, Problem, refused
+from dsft.errors import DsftError, refused
 from dsft.plan import record
+from dsft.plan.attempt import Attempt
 from dsft.plan.batch import plan_batch
 from dsft.plan.cluster import plan_cluster
 from dsft.plan.data import plan_data
@@ -20,7 +20,7 @@ from dsft.plan.model import plan_model
 from dsft.plan.record import Plan
 from dsft.plan.training import plan_training
 from dsft.plan.versions import installed_versions
-from dsft.recipe.record import Recipe, Unusable
+from dsft.recipe.record import Recipe
 
 __all__ = ["Plan", "installed_versions", "make_plan"]
 
@@ -30,28 +30,15 @@ def make_plan(recipe: Recipe, *, versions: Mapping[str, str], cwd: str | Path) -
 
     Raises DsftError with all that is wrong: what the schema and the rules found, and what is wrong with the files.
     """
-    problems: list[Problem] = list(recipe.problems)
-
-    def attempt(plan_part: Callable[..., Any], *built: Any) -> Any:
-        """The part; None where it, or what it is built from, cannot be had."""
-        if None in built:
-            return None
-        try:
-            return plan_part(recipe, *built)
-        except Unusable:
-            return None
-        except DsftError as error:
-            problems.extend(error.problems)
-            return None
-
-    model = attempt(plan_model)
-    data = attempt(plan_data)
-    cluster = attempt(plan_cluster)
-    batch = attempt(plan_batch, cluster)
-    training = attempt(plan_training, batch, data)
-    checkpoint = attempt(_plan_checkpoint, Path(cwd))
-    if problems:
-        raise DsftError(recipe.in_order(problems))
+    attempt = Attempt(recipe.problems)
+    model = attempt(plan_model, recipe)
+    data = attempt(plan_data, recipe)
+    cluster = attempt(plan_cluster, recipe)
+    batch = attempt(plan_batch, recipe, cluster)
+    training = attempt(plan_training, recipe, batch, data)
+    checkpoint = attempt(_plan_checkpoint, recipe, Path(cwd))
+    if attempt.problems:
+        raise DsftError(recipe.in_order(attempt.problems))
 
     return Plan(
         name=recipe.get("name"),

@@ -6,44 +6,29 @@ from fractions import Fraction
 from pathlib import Path as FilePath
 
 from dsft.errors import DsftError, Problem, refused
+from dsft.plan.attempt import Attempt
 from dsft.plan.record import Data, DataFile
-from dsft.plan.rows import scan
+from dsft.plan.rows import read_rows, scan
 from dsft.recipe.load import read_text
-from dsft.recipe.record import Path, Recipe, Unusable
+from dsft.recipe.record import Path, Recipe
 
 
 def plan_data(recipe: Recipe) -> Data:
     """Raises DsftError with what is wrong in any of the files."""
-    problems: list[Problem] = []
-
-    def scanned(*path: str | int) -> DataFile | None:
-        """The file at `path` of the recipe; None where it is wrong."""
-        try:
-            return _data_file(recipe, path)
-        except Unusable:
-            return None
-        except DsftError as error:
-            problems.extend(error.problems)
-            return None
-
-    train = [scanned("data", "train", at) for at in range(len(recipe.get("data", "train")))]
-    said = recipe.get("data", "eval")
-    split = said.get("split") if said else None
-    evaluation = scanned("data", "eval") if said and split is None else None
-    template = None
-    try:
-        template = _chat_template(recipe)
-    except DsftError as error:
-        problems.extend(error.problems)
-    if problems:
-        raise DsftError(problems)
-    if None in train or (said and split is None and evaluation is None):
-        raise Unusable
+    attempt = Attempt()
+    files = attempt(recipe.get, "data", "train") or ()
+    train = [attempt(_data_file, recipe, "data", "train", at) for at in range(len(files))]
+    said = attempt(recipe.get, "data", "eval") or {}
+    split = attempt(recipe.get, "data", "eval", "split") if "split" in said else None
+    evaluation = attempt(_data_file, recipe, "data", "eval") if said and "split" not in said else None
+    template = attempt(_chat_template, recipe)
+    max_length = attempt(recipe.get, "data", "max_length")
+    attempt.raise_problems()
 
     rows = sum(file.rows for file in train)
     split_rows = 0
     if split is not None:
-        split_rows = held_out(rows, recipe.get("data", "eval", "split"))
+        split_rows = held_out(rows, split)
         if split_rows >= rows:
             raise refused(
                 "too-few-rows",
@@ -57,7 +42,7 @@ def plan_data(recipe: Recipe) -> Data:
         eval_split_rows=split_rows,
         train_rows=rows - split_rows,
         eval_rows=evaluation.rows if evaluation else split_rows,
-        max_length=recipe.get("data", "max_length"),
+        max_length=max_length,
         chat_template=template,
     )
 
@@ -67,10 +52,12 @@ def held_out(rows: int, split: float) -> int:
     return max(1, int(rows * Fraction(repr(split))))
 
 
-def _data_file(recipe: Recipe, at: Path) -> DataFile:
+def _data_file(recipe: Recipe, *at: str | int) -> DataFile:
     path = recipe.get(*at, "path")
     try:
         rows, sha256 = scan(path)
+        for _ in read_rows(path):  # each line is JSON too, or the processes would find out
+            pass
     except DsftError as error:
         raise DsftError(
             problem if problem.where and problem.where.line else _asked_by(problem, recipe, at)

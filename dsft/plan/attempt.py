@@ -1,0 +1,37 @@
+"""Going on after a mistake, so that one run reports them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from dsft.errors import DsftError, Problem
+from dsft.recipe.record import Unusable
+
+
+class Attempt:
+    """Calls functions and collects the Problems of those that fail."""
+
+    def __init__(self, problems: Iterable[Problem] = ()):
+        self.problems = list(problems)
+        self.failed = bool(self.problems)
+
+    def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The function's result; None where it fails, or where an argument is None because another one failed."""
+        try:
+            if None in arguments:
+                raise Unusable
+            return function(*arguments)
+        except DsftError as error:
+            self.problems.extend(error.problems)
+        except Unusable:  # already reported
+            pass
+        self.failed = True
+        return None
+
+    def raise_problems(self) -> None:
+        """Raises DsftError with what was found, or Unusable where all of it is reported elsewhere."""
+        if self.problems:
+            raise DsftError(self.problems)
+        if self.failed:
+            raise Unusable
