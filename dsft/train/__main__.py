@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except Exception:  # a fault of dsft or of what it stands on: all that is known, and whose it is
+    except Exception:  # noqa: BLE001 - a fault of dsft or of what it stands on: all that is known, and whose it is
         text = traceback.format_exc()
         print("".join(f"[rank {rank}] {line}\n" for line in text.splitlines()), end="", file=sys.stderr, flush=True)
         return EXIT_FAILED

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -54,10 +56,10 @@ def save(plan: Plan, engine: ModuleType, wrapped: Wrapped, world: World, update:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
     dist.barrier()
-    parameters = collect(wrapped, world, lambda parameter: engine.gather(wrapped, parameter))
+    parameters = collect(wrapped, world, engine.gather)
     moments = {}
     for key in MOMENTS[plan.training.optim]:
-        gathered = collect(wrapped, world, lambda parameter: engine.read_moment(wrapped, parameter, key))
+        gathered = collect(wrapped, world, partial(engine.read_moment, key=key))
         moments |= {f"{name}.{key}": moment for name, moment in gathered.items()}
     save_file(_random_state(world), temporary / f"rng-{world.rank:05d}.safetensors")
     if world.is_main:
@@ -75,14 +77,14 @@ def save(plan: Plan, engine: ModuleType, wrapped: Wrapped, world: World, update:
     return final
 
 
-def collect(wrapped: Wrapped, world: World, whole) -> dict[str, torch.Tensor]:
-    """`whole(parameter)` of each trained parameter by name, on the main rank's CPU; other ranks take part, keep nothing.
+def collect(wrapped: Wrapped, world: World, whole: Callable[..., torch.Tensor]) -> dict[str, torch.Tensor]:
+    """`whole(wrapped, parameter)` of each trained parameter by name, on the main rank's CPU; other ranks take part, keep nothing.
 
     One parameter at a time: no more than one is ever whole on the device.
     """
     collected = {}
     for name, parameter in wrapped.trainable.items():
-        tensor = whole(parameter)
+        tensor = whole(wrapped, parameter)
         if world.is_main:
             collected[name] = tensor.to("cpu", copy=True).contiguous()
     return collected

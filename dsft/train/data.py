@@ -185,6 +185,12 @@ def _assistant_spans(
         yield len(before), len(before) + len(turn)
 
 
+def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The id of the token that ends an assistant turn by the chat template: the last that is learned of one."""
+    _, labels = encode([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], tokenizer)
+    return [label for label in labels if label != IGNORED][-1]
+
+
 def _render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], **options: Any) -> str:
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False, **options)

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from dsft.errors import Where, refused
 
@@ -33,6 +33,8 @@ def load_result(source: Path) -> tuple[torch.nn.Module, AutoTokenizer]:
 
             # An adapter is fp32; merging into a bf16 base would round it away.
             model = AutoPeftModelForCausalLM.from_pretrained(folder, dtype=torch.float32).merge_and_unload()
+            if (folder / "generation_config.json").is_file():  # the adapter's, which knows the end of a turn
+                model.generation_config = GenerationConfig.from_pretrained(folder)
         else:
             model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
         return model.eval(), AutoTokenizer.from_pretrained(folder)

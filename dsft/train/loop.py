@@ -7,6 +7,7 @@ on how the rows were spread.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ def train(
                 loss_sum += token_losses.detach()
         (loss,) = total([float(loss_sum)], world)
         loss /= max(1, supervised)
-        if loss != loss or loss in (float("inf"), float("-inf")):
+        if not math.isfinite(loss):
             raise failed(
                 "non-finite-loss",
                 f"the loss of update {update + 1} is {loss}; the update was not applied",

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from pathlib import Path
 from types import ModuleType
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerBase
 
 from dsft.errors import DsftError, Where, failed
 from dsft.plan.record import Plan
 from dsft.train.checkpoint import collect
+from dsft.train.data import end_of_turn
 from dsft.train.engines.wrapped import Wrapped, trainable_parameters
 from dsft.train.model import base_model
 from dsft.train.world import World
@@ -30,7 +33,7 @@ def save_result(
 
     Raises DsftError on every rank where what was written is not what was trained.
     """
-    weights = collect(wrapped, world, lambda parameter: engine.gather(wrapped, parameter))
+    weights = collect(wrapped, world, engine.gather)
     problem: list[DsftError | None] = [None]
     if world.is_main:
         try:
@@ -57,29 +60,35 @@ def _write_and_check(plan: Plan, model: nn.Module, weights: dict, tokenizer: Pre
         write_model(model, weights, temporary)
         check_model(temporary, weights)
     tokenizer.save_pretrained(temporary)
+    generation_config(model, tokenizer).save_pretrained(temporary)
     shutil.rmtree(final, ignore_errors=True)
     temporary.rename(final)
+
+
+def generation_config(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:
+    """The model's own, which also stops at the token that ends a turn: a template may end it with another than eos."""
+    config = copy.deepcopy(base_model(model).generation_config)
+    stops = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    stops = dict.fromkeys([*(stop for stop in stops if stop is not None), end_of_turn(tokenizer)])
+    config.eos_token_id = list(stops) if len(stops) > 1 else next(iter(stops))
+    return config
 
 
 def write_adapter(model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
     """peft's adapter_config.json and adapter_model.safetensors, from whole weights by the model's own names."""
     from peft import get_peft_model_state_dict
-    from safetensors.torch import save_file
 
     folder.mkdir(parents=True)
     # Names for peft are its own affair; the embedding layers are not trained, so not saved.
     state = get_peft_model_state_dict(model, state_dict=dict(weights), save_embedding_layers=False)
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / "adapter_model.safetensors")
-    config = model.peft_config["default"]
-    training, config.inference_mode = config.inference_mode, True
+    config = copy.copy(model.peft_config["default"])
+    config.inference_mode = True
     config.save_pretrained(folder)
-    config.inference_mode = training
 
 
 def check_adapter(folder: Path, weights: dict[str, torch.Tensor]) -> None:
     """The file holds every gathered weight, whole and to the bit, and the adapter does something."""
-    from safetensors.torch import load_file
-
     stored = load_file(folder / "adapter_model.safetensors")
     # peft leaves the adapter's name out of the file.
     compare({name.replace(".default.", "."): weight for name, weight in weights.items()}, stored, folder)

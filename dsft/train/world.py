@@ -122,11 +122,12 @@ def join(plan: Plan) -> World:
     import torch
     import torch.distributed as dist
 
-    rank, local_rank = int(os.environ.get("RANK", 0)), int(os.environ.get("LOCAL_RANK", 0))
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", plan.cluster.processes_per_node))
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"), ("MASTER_ADDR", "127.0.0.1")):
         os.environ.setdefault(name, value)  # a world of one, started by hand
+    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", plan.cluster.processes_per_node))
     cpu = plan.cluster.device == "cpu"
+    os.environ["DS_ACCELERATOR"] = plan.cluster.device  # peft imports deepspeed, which would look for one aloud
     if cpu:
         # One rule for all launchers (torchrun would set 1, others leave every core to every process).
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

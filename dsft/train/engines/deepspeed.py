@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from dsft.train.world import World
 
 def wrap(plan: Plan, model: nn.Module, world: World, directory: Path) -> Wrapped:
     """Wraps `model` by deepspeed.json in `directory`."""
-    deepspeed = _import_deepspeed(plan)
+    deepspeed = _import_deepspeed()
     trainable = trainable_parameters(model)
     # Under bf16 DeepSpeed casts the weights first and makes its fp32 master copies from the result: the exact values
     # are kept here and put back into the masters.
@@ -32,12 +32,10 @@ def wrap(plan: Plan, model: nn.Module, world: World, directory: Path) -> Wrapped
     return Wrapped(engine, engine.optimizer, trainable)
 
 
-def _import_deepspeed(plan: Plan):
-    os.environ["DS_ACCELERATOR"] = plan.cluster.device
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+def _import_deepspeed() -> ModuleType:
     import deepspeed
 
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)  # its import sets the level again
+    deepspeed.utils.logger.setLevel(logging.ERROR)
     # On a CPU DeepSpeed compiles this operator for minutes, on every machine, without a word. It serves tensor
     # parallel inference only: said to be incompatible, it is left alone.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
