@@ -6,6 +6,7 @@ Each command imports what it needs when it runs: `dsft check` loads no torch, an
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -18,8 +19,12 @@ from dsft.errors import EXIT_FAILED, EXIT_INTERRUPTED, DsftError
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code. The only place that prints an error."""
     arguments = _parser().parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is no reason to fail
     try:
-        return arguments.run(arguments) or 0
+        arguments.run(arguments)
+        sys.stdout.flush()
+        return 0
     except DsftError as error:
         _report(error, as_json=getattr(arguments, "json", False))
         return error.exit_code
@@ -29,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except Exception as error:
-        if arguments.debug:
+        if getattr(arguments, "debug", False):
             raise
         print(
             f"internal error: {type(error).__name__}: {error}; this is a fault of dsft; run again with --debug",
@@ -172,7 +177,10 @@ def _report(error: DsftError, *, as_json: bool) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--debug", action="store_true", help="show the stack trace of an internal error")
+    # Before or after the command; without a default, so that neither place resets the other.
+    common.add_argument(
+        "--debug", action="store_true", default=argparse.SUPPRESS, help="show the stack trace of an internal error"
+    )
     parser = argparse.ArgumentParser(prog="dsft", description=dsft.__doc__.partition(": ")[2], parents=[common])
     parser.add_argument("--version", action="version", version=f"dsft {dsft.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

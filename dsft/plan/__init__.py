@@ -14,7 +14,7 @@ from dsft.errors import DsftError, refused
 from dsft.plan import record
 from dsft.plan.attempt import Attempt
 from dsft.plan.batch import plan_batch
-from dsft.plan.cluster import plan_cluster
+from dsft.plan.cluster import plan_cluster, plan_hosts
 from dsft.plan.data import plan_data
 from dsft.plan.model import plan_model
 from dsft.plan.record import Plan
@@ -33,8 +33,9 @@ def make_plan(recipe: Recipe, *, versions: Mapping[str, str], cwd: str | Path) -
     attempt = Attempt(recipe.problems)
     model = attempt(plan_model, recipe)
     data = attempt(plan_data, recipe)
-    cluster = attempt(plan_cluster, recipe)
-    batch = attempt(plan_batch, recipe, cluster)
+    hosts = attempt(plan_hosts, recipe)
+    cluster = attempt(plan_cluster, recipe, hosts)
+    batch = attempt(plan_batch, recipe, hosts)
     training = attempt(plan_training, recipe, batch, data)
     checkpoint = attempt(_plan_checkpoint, recipe, Path(cwd))
     if attempt.problems:

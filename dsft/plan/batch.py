@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsft.errors import DsftError, Problem
-from dsft.plan.record import Batch, Cluster
+from dsft.plan.record import Batch, Host
 from dsft.recipe.record import Recipe
 
 _TOTAL, _PER_DEVICE, _ACCUMULATION = FIELDS = (
@@ -13,9 +13,9 @@ _TOTAL, _PER_DEVICE, _ACCUMULATION = FIELDS = (
 )
 
 
-def plan_batch(recipe: Recipe, cluster: Cluster) -> Batch:
+def plan_batch(recipe: Recipe, hosts: tuple[Host, ...]) -> Batch:
     """The batch of two given fields and the world, or of three that agree. Raises DsftError with the arithmetic."""
-    world = len(cluster.hosts) * cluster.processes_per_node
+    world = len(hosts) * hosts[0].slots
     total, per_device, accumulation = (recipe.get("training", field) for field in FIELDS)
     said = [field for field in FIELDS if recipe.get("training", field) is not None]
 

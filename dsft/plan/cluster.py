@@ -18,30 +18,34 @@ _LOOPBACK = ("localhost", "127.0.0.1")
 _FORM = "a line is: HOST slots=PROCESSES, as in: node1 slots=8"
 
 
-def plan_cluster(recipe: Recipe) -> Cluster:
-    """Raises DsftError for a hostfile with mistakes, machines of unequal size, or more processes than `single` has."""
+def plan_hosts(recipe: Recipe) -> tuple[Host, ...]:
+    """All with the same slots, the processes on each. Raises DsftError for a hostfile with mistakes."""
     said = recipe.get("cluster", "processes_per_node")
     hostfile = recipe.get("cluster", "hostfile")
     if hostfile is None:
-        hosts = (Host("localhost", said or 1),)
-    else:
-        hosts = read_hostfile(Path(hostfile), recipe.where("cluster", "hostfile"))
-        if said not in (None, hosts[0].slots):
-            raise refused(
-                "contradiction",
-                f"processes_per_node is {said}, and the hostfile says slots={hosts[0].slots}",
-                where=recipe.where("cluster", "processes_per_node"),
-                help='remove "processes_per_node": the hostfile says it',
-            )
-    world_size = len(hosts) * hosts[0].slots
-    if recipe.get("strategy", "type") == "single" and world_size > 1:
+        return (Host("localhost", said or 1),)
+    hosts = read_hostfile(Path(hostfile), recipe.where("cluster", "hostfile"))
+    if said not in (None, hosts[0].slots):
         raise refused(
             "contradiction",
-            f'"single" is one process, and the cluster has {len(hosts)}*{hosts[0].slots} = {world_size}',
+            f"processes_per_node is {said}, and the hostfile says slots={hosts[0].slots}",
+            where=recipe.where("cluster", "processes_per_node"),
+            help='remove "processes_per_node": the hostfile says it',
+        )
+    return hosts
+
+
+def plan_cluster(recipe: Recipe, hosts: tuple[Host, ...]) -> Cluster:
+    """Raises DsftError for more processes than the strategy can have."""
+    slots = hosts[0].slots
+    if recipe.get("strategy", "type") == "single" and len(hosts) * slots > 1:
+        raise refused(
+            "contradiction",
+            f'"single" is one process, and the cluster has {len(hosts)}*{slots} = {len(hosts) * slots}',
             where=recipe.where("strategy", "type"),
             help='write "ddp", "fsdp" or "deepspeed", or make "processes_per_node" 1',
         )
-    return Cluster(recipe.get("cluster", "device"), hosts, hosts[0].slots, recipe.get("cluster", "timeout_seconds"))
+    return Cluster(recipe.get("cluster", "device"), hosts, slots, recipe.get("cluster", "timeout_seconds"))
 
 
 def read_hostfile(path: Path, asked_by: Where | None = None) -> tuple[Host, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from fractions import Fraction
 from pathlib import Path as FilePath
 
@@ -9,7 +10,7 @@ from dsft.errors import DsftError, Problem, refused
 from dsft.plan.attempt import Attempt
 from dsft.plan.record import Data, DataFile
 from dsft.plan.rows import read_rows, scan
-from dsft.recipe.load import read_text
+from dsft.recipe.load import nearby, read_text
 from dsft.recipe.record import Path, Recipe
 
 
@@ -54,6 +55,9 @@ def held_out(rows: int, split: float) -> int:
 
 def _data_file(recipe: Recipe, *at: str | int) -> DataFile:
     path = recipe.get(*at, "path")
+    if not os.path.exists(path):
+        where, help = recipe.where(*at, "path"), nearby(FilePath(path))
+        raise refused("file-not-found", f"no data file at {path}", where=where, help=help)
     try:
         rows, sha256 = scan(path)
         for _ in read_rows(path):  # each line is JSON too, or the processes would find out

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dsft.errors import refused
 from dsft.plan.record import Model
+from dsft.recipe.load import nearby
 from dsft.recipe.record import Recipe
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?")
@@ -19,7 +20,7 @@ def plan_model(recipe: Recipe) -> Model:
     where = recipe.where("model", "path")
     if os.path.isabs(path):
         if not os.path.isdir(path):
-            raise refused("model-not-found", f"there is no folder {path}", where=where, help=_above(Path(path)))
+            raise refused("model-not-found", f"there is no folder {path}", where=where, help=nearby(Path(path)))
         if not os.path.isfile(os.path.join(path, "config.json")):
             raise refused(
                 "model-not-found",
@@ -34,16 +35,5 @@ def plan_model(recipe: Recipe) -> Model:
             where=where,
             help="a folder is relative to the file that says it",
         )
-    return Model(
-        path,
-        *(
-            recipe.get("model", field)
-            for field in ("revision", "attn_implementation", "trust_remote_code", "gradient_checkpointing")
-        ),
-    )
-
-
-def _above(path: Path) -> str:
-    """How far the path does exist."""
-    exists = next(parent for parent in path.parents if parent.is_dir())
-    return f"the path exists up to {exists}"
+    fields = ("revision", "attn_implementation", "trust_remote_code", "gradient_checkpointing")
+    return Model(path, *(recipe.get("model", field) for field in fields))

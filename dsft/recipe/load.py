@@ -46,7 +46,7 @@ def read_text(path: Path, name: str, *, what: str, asked_by: Where | None = None
         with open(path, "rb") as file:
             raw = file.read(limit + 1)
     except FileNotFoundError:
-        raise refused("file-not-found", f"no {what} at {path}", where=place, help=_nearby(path)) from None
+        raise refused("file-not-found", f"no {what} at {path}", where=place, help=nearby(path)) from None
     except IsADirectoryError:
         raise refused("not-a-file", f"{path} is a directory, not a {what}", where=place) from None
     except (OSError, ValueError) as error:
@@ -71,7 +71,7 @@ def read_text(path: Path, name: str, *, what: str, asked_by: Where | None = None
         ) from None
 
 
-def _nearby(path: Path) -> str | None:
+def nearby(path: Path) -> str | None:
     """A file of nearly the same name in the same folder."""
     try:
         names = os.listdir(path.parent)

@@ -252,14 +252,12 @@ def _complete(validator: jsonschema.Draft202012Validator, schema: Any, node: Nod
             for name, field in part.get("properties", {}).items():
                 if field is not True:
                     known[name] = field
-        default = Node({}, node.span)
         result = {}
         for name, field in known.items():
             if name in node.value:
                 result[name] = _complete(validator, field, node.value[name])
             elif "default" in field:
-                value = field["default"]
-                result[name] = _complete(validator, field, default) if value == {} else value
+                result[name] = _complete(validator, field, Node(field["default"], node.span))
         return result | {name: plain[name] for name in plain if name not in result}
     if isinstance(node.value, tuple):
         items = next((part["items"] for part in schemas if "items" in part), None)

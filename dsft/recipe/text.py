@@ -192,6 +192,13 @@ class _Parser:
                 f'"{char}" where "{close}" is missing: "{self.text[opened]}" of line {where.line or 1}, '
                 f"column {where.column or opened + 1} is still open"
             )
+        if char == ":" and close == "]":
+            where = Span(self.source, opened, opened + 1).where()
+            self.fail(
+                'a key and ":" in a list',
+                help=f'"[" of line {where.line or 1}, column {where.column or opened + 1} '
+                'is still open; write "]" before the key',
+            )
         if char in "\"{['-tfn" or "0" <= char <= "9":
             self.fail("a comma is missing", after_value, after_value + 1, help=f'write "," here, or "{close}"')
         self.unexpected(f'"," or "{close}"')
@@ -255,7 +262,7 @@ class _Parser:
         if not char:
             self.fail(f"the text ends where {wanted} must follow")
         if char == "'":
-            self.fail("single quotes", help='JSON strings take double quotes: "…"')
+            self.fail("a string in single quotes", help='JSON strings take double quotes: "…"')
         if rest.startswith(("//", "/*", "#")):
             line = rest.split("\n", 1)[0].rstrip("\r")
             self.fail("a comment", self.at, self.at + len(line), help="JSON has no comments; remove it")

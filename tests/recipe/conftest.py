@@ -1,0 +1,3 @@
+from workshop import workshop
+
+__all__ = ["workshop"]

@@ -1,0 +1,135 @@
+"""What a user sees of each command: output, errors and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from workshop import COMPLETE, Workshop
+
+import dsft
+from dsft import cli
+from dsft.recipe.schema import load_schema
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    Workshop(tmp_path).write("recipe.json", COMPLETE)
+    monkeypatch.chdir(tmp_path)
+    return "recipe.json"
+
+
+def test_check(recipe, capsys):
+    assert cli.main(["check", recipe]) == 0
+    assert "16 rows = 4 per device x 2 accumulation x 2 processes" in capsys.readouterr().out
+
+
+def test_check_of_a_wrong_recipe(recipe, capsys):
+    assert cli.main(["check", recipe, "--set", "training.max_step=3", "--set", "strategy.type=dp"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert 'did you mean "max_steps"?' in err and 'write "ddp"' in err and err.count("error[") == 2
+
+
+def test_check_as_json(recipe, capsys):
+    assert cli.main(["check", recipe, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"ok": True, "problems": []}
+    assert cli.main(["check", recipe, "--json", "--set", "nmae=x"]) == 2
+    out, err = capsys.readouterr()
+    (problem,) = json.loads(out)["problems"]
+    assert (problem["kind"], problem["help"], err) == ("unknown-key", 'did you mean "name"?', "")
+
+
+def test_check_writes_nothing(recipe, tmp_path):
+    before = sorted(tmp_path.rglob("*"))
+    cli.main(["check", recipe])
+    cli.main(["launch", recipe, "--dry-run"])
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_compile(recipe, tmp_path, capsys):
+    assert cli.main(["compile", recipe, "-o", "out"]) == 0
+    out = capsys.readouterr().out
+    for said in ("ddp", "16 rows = 4 per device x 2 accumulation x 2 processes", "runs/tiny", "plan.json", "torchrun"):
+        assert said in out
+    plan = json.loads((tmp_path / "out" / "plan.json").read_text())
+    assert plan["versions"]["python"] == f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+def test_compile_goes_to_build(recipe, tmp_path):
+    assert cli.main(["compile", recipe]) == 0
+    assert (tmp_path / "build" / "tiny" / "plan.json").is_file()
+
+
+def test_what_was_compiled_compiles_to_the_same_from_elsewhere(recipe, tmp_path, monkeypatch):
+    cli.main(["compile", recipe, "-o", "out"])
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir() if path.is_file()}
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert cli.main(["compile", "../out/recipe.json", "-o", "../out"]) == 0
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir() if path.is_file()} == before
+
+
+def test_launch_dry_run(recipe, capsys):
+    assert cli.main(["launch", recipe, "--dry-run"]) == 0
+    assert capsys.readouterr().out.count("-m dsft.train") == 2
+
+
+def test_schema(capsys):
+    assert cli.main(["schema"]) == 0
+    assert json.loads(capsys.readouterr().out) == load_schema()
+
+
+@pytest.mark.parametrize("arguments", [[], ["chek"], ["check"], ["compile", "a", "--no"], ["export", "a"]])
+def test_usage(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    assert "usage: dsft" in capsys.readouterr().err
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--version"])
+    assert (caught.value.code, capsys.readouterr().out) == (0, f"dsft {dsft.__version__}\n")
+
+
+def test_interrupted(recipe, monkeypatch):
+    monkeypatch.setattr("dsft.plan.make_plan", interrupt)
+    assert cli.main(["check", recipe]) == 130
+
+
+def interrupt(*arguments, **options):
+    raise KeyboardInterrupt
+
+
+def test_a_fault_of_dsft_is_one_line_and_a_trace_with_debug(recipe, monkeypatch, capsys):
+    monkeypatch.setattr("dsft.plan.make_plan", lambda *a, **k: 1 / 0)
+    assert cli.main(["check", recipe]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("internal error: ZeroDivisionError") and err.count("\n") == 1 and "--debug" in err
+    for arguments in (["check", recipe, "--debug"], ["--debug", "check", recipe]):
+        with pytest.raises(ZeroDivisionError):
+            cli.main(arguments)
+
+
+def test_a_reader_that_has_gone_away():
+    read, write = os.pipe()
+    os.close(read)
+    process = subprocess.run(
+        [sys.executable, "-m", "dsft", "schema"], check=False, stdout=write, stderr=subprocess.PIPE
+    )
+    os.close(write)
+    assert (process.returncode, process.stderr) == (1, b"")
+
+
+def test_text_that_the_terminal_cannot_show(recipe):
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "dsft", "compile", recipe, "--set", "checkpoint.output_dir=é"]
+    right = subprocess.run(command, check=False, capture_output=True, env=environment)
+    wrong = subprocess.run([*command, "--set", "naïve=1"], check=False, capture_output=True, env=environment)
+    assert (right.returncode, wrong.returncode) == (0, 2)
+    assert rb"\xe9" in right.stdout and b"unknown-key" in wrong.stderr
