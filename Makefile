@@ -36,7 +36,7 @@ build/data/identity.json: | setup
 	$(BIN)/python scripts/make_identity.py
 
 quickstart: setup
-	$(BIN)/python scripts/quickstart.py $${NAME:+--name "$$NAME"} $${AUTHOR:+--author "$$AUTHOR"}
+	@$(BIN)/python scripts/quickstart.py $${NAME:+--name "$$NAME"} $${AUTHOR:+--author "$$AUTHOR"}
 
 test: setup $(MODEL) build/data/identity.json
 	$(BIN)/python -m pytest
