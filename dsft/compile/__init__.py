@@ -106,7 +106,7 @@ def _replace(path: Path, text: str, executable: bool) -> None:
 
 def _script(plan: Plan, argvs: tuple[tuple[str, ...], ...]) -> str:
     """A shell script that runs the command; of several nodes' commands, that of the node whose number is given."""
-    head = f"#!/bin/sh\n# {plan.name}: {plan.batch.world_size} processes, {plan.strategy.engine}. Written by dsft compile.\n"
+    head = f"#!/bin/sh\n# {plan.name}: {plan.strategy.engine}, world size {plan.batch.world_size}. Written by dsft compile.\n"
     if len(argvs) == 1:
         return f"{head}exec {shlex.join(argvs[0])}\n"
     cases = (
