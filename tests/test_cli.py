@@ -116,12 +116,12 @@ def test_a_fault_of_dsft_is_one_line_and_a_trace_with_debug(recipe, monkeypatch,
             cli.main(arguments)
 
 
-def test_a_reader_that_has_gone_away():
+@pytest.mark.parametrize("arguments", [["schema"], ["check", "recipe.json"]], ids=["long", "short"])
+def test_a_reader_that_has_gone_away(recipe, arguments):
     read, write = os.pipe()
     os.close(read)
-    process = subprocess.run(
-        [sys.executable, "-m", "dsft", "schema"], check=False, stdout=write, stderr=subprocess.PIPE
-    )
+    command = [sys.executable, "-m", "dsft", *arguments]
+    process = subprocess.run(command, check=False, stdout=write, stderr=subprocess.PIPE)
     os.close(write)
     assert (process.returncode, process.stderr) == (1, b"")
 

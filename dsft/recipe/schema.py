@@ -51,8 +51,8 @@ def check(tree: Node) -> tuple[dict[str, Any], list[Problem], set[Path]]:
     found: dict[Path, Problem] = {}  # the first word on a path is the last
     wrong: set[Path] = set()
     errors = list(validator.iter_errors(tree.plain()))
-    # The type before what depends on it; missing keys last, since a misspelt key is not a missing one.
-    for error in sorted(errors, key=lambda e: (e.validator == "required", e.validator != "type")):
+    # Missing keys last: one that is said misspelt or in another place is not missing.
+    for error in sorted(errors, key=lambda error: error.validator == "required"):
         for path, problem in _problems(tree, error, wrong):
             if path not in found:
                 found[path] = problem

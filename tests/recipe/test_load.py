@@ -127,15 +127,15 @@ def test_problems_point_at_the_file_that_said_it(workshop, monkeypatch):
     monkeypatch.chdir(workshop.folder)
     workshop.write("base.json", '{"name": "tiny",\n "training": {"learning_rate": -1, "max_steps": 2}}')
     workshop.write("child.json", '{"extends": "base.json",\n "training": {\n  "max_steps": 0}}')
-    found = problems(load_recipe("child.json", ["training.seed=-1", "logging.tensorbord=false"]))
+    found = problems(load_recipe("child.json", ["name=-", "logging.tensorbord=false"]))
     places = {place for place, _, message in found}
     assert "base.json:2:32" in places  # learning_rate
     assert "child.json:3:16" in places  # max_steps
-    assert "--set training.seed=-1" in places
+    assert "--set name=-" in places
     assert "--set logging.tensorbord=false" in places
     assert ("child.json:1:1", "missing-key", '"model" is missing in the recipe') in found
     sources = dict.fromkeys(place.split(":")[0] for place, _, _ in found)
-    assert list(sources) == ["child.json", "base.json", "--set training.seed=-1", "--set logging.tensorbord=false"]
+    assert list(sources) == ["child.json", "base.json", "--set name=-", "--set logging.tensorbord=false"]
 
 
 @pytest.mark.parametrize(
@@ -250,6 +250,10 @@ def test_an_argument_does_not_take_the_blame_for_what_a_file_lacks(workshop):
         {"method": {"type": "lore", "r": 4}},
         {"strategy": {"type": "deepspeed", "zero_stag": 2}},
         {"data": {"train": [{"path": "rows.json", "formt": "alpaca"}], "max_length": 128}},
+        {
+            "data": {"train": [{"path": "rows.json", "format": "alpaca"}]},
+            "training": COMPLETE["training"] | {"max_length": 128},
+        },
         {"data": 3},
         {"cluster": {"processes_per_node": 0}},
         {"checkpoint": None},
