@@ -121,7 +121,8 @@ def test_a_reader_that_has_gone_away(recipe, arguments):
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "dsft", *arguments]
-    process = subprocess.run(command, check=False, stdout=write, stderr=subprocess.PIPE)
+    buffered = os.environ | {"PYTHONUNBUFFERED": ""}  # so that a short text is only written at the end
+    process = subprocess.run(command, check=False, stdout=write, stderr=subprocess.PIPE, env=buffered)
     os.close(write)
     assert (process.returncode, process.stderr) == (1, b"")
 
