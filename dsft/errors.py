@@ -6,8 +6,8 @@ one and end the process. Anything else that reaches them is a fault of dsft itse
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Iterable
 
 EXIT_FAILED = 1  # a run that started and failed
 EXIT_USAGE = 2  # a wrong command line, a wrong recipe, or a plan that does not match the launched world

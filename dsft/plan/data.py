@@ -9,7 +9,7 @@ from pathlib import Path as FilePath
 from dsft.errors import DsftError, Problem, refused
 from dsft.plan.attempt import Attempt
 from dsft.plan.record import Data, DataFile
-from dsft.plan.rows import read_rows, scan
+from dsft.plan.rows import scan
 from dsft.recipe.load import nearby, read_text
 from dsft.recipe.record import Path, Recipe
 
@@ -59,9 +59,7 @@ def _data_file(recipe: Recipe, *at: str | int) -> DataFile:
         where, help = recipe.where(*at, "path"), nearby(FilePath(path))
         raise refused("file-not-found", f"no data file at {path}", where=where, help=help)
     try:
-        rows, sha256 = scan(path)
-        for _ in read_rows(path):  # each line is JSON too, or the processes would find out
-            pass
+        rows, sha256 = scan(path, recipe.get(*at, "format"))
     except DsftError as error:
         raise DsftError(
             problem if problem.where and problem.where.line else _asked_by(problem, recipe, at)

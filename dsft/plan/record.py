@@ -11,8 +11,9 @@ import dataclasses
 import json
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Mapping
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ def _build(kind: Any, value: Any) -> Any:
         hints = typing.get_type_hints(kind)
         unknown = value.keys() - hints.keys()
         if unknown:
-            raise KeyError(f"unknown field {sorted(unknown)[0]!r}")
+            raise KeyError(f"unknown field {min(unknown)!r}")
         return kind(**{name: _build(hints[name], item) for name, item in value.items()})
     if typing.get_origin(kind) is tuple:
         return tuple(_build(typing.get_args(kind)[0], item) for item in value)

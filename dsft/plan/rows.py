@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsft.errors import DsftError, Where, failed
+from dsft.errors import DsftError, Problem, Where, failed
+from dsft.plan.formats import FORMATS, RowError
 
 BOM = b"\xef\xbb\xbf"
 SPACE = " \t\r\n"
+SHOWN = 20  # so many bad rows of a file are reported one by one
 
 
 @dataclass(frozen=True)
@@ -26,19 +28,31 @@ class Row:
     value: Any
 
 
-def scan(path: str | Path) -> tuple[int, str]:
-    """Number of rows and sha256 of a data file. Lines of JSON Lines are counted, not parsed.
+def scan(path: str | Path, format: str) -> tuple[int, str]:
+    """Number of rows and sha256 of a data file, every row looked at.
 
-    Raises DsftError for a file that cannot be read, is empty, or is not UTF-8 or JSON as far as it is looked at.
+    Raises DsftError for a file that cannot be read, is empty, or is not UTF-8 or JSON; and with the rows that are not
+    of `format`, each with its line.
     """
     content, sha256 = _read(path)
-    if _is_array(content):
-        rows = sum(1 for _ in _array_rows(path, content))
-    else:
-        rows = sum(1 for line in content.split(b"\n") if line.strip())
+    rows, problems = 0, []
+    for row in _rows(path, content):
+        rows += 1
+        try:
+            FORMATS[format](row.value)
+        except RowError as error:
+            problems.append(Problem("bad-row", str(error), Where(str(path), row.line)))
+    if problems:
+        raise DsftError(shorten(problems))
     if not rows:
         raise failed("empty-data", f"{path} has no rows", where=Where(str(path)))
     return rows, sha256
+
+
+def shorten(problems: list[Problem]) -> list[Problem]:
+    """The first `SHOWN` problems of rows, and how many more there are."""
+    more = len(problems) - SHOWN
+    return problems[:SHOWN] + [Problem("bad-row", f"{more} more rows cannot be used")] * (more > 0)
 
 
 def read_rows(path: str | Path, sha256: str | None = None) -> Iterator[Row]:
@@ -51,7 +65,11 @@ def read_rows(path: str | Path, sha256: str | None = None) -> Iterator[Row]:
             where=Where(str(path)),
             help="compile the recipe again",
         )
-    yield from _array_rows(path, content) if _is_array(content) else _line_rows(path, content)
+    yield from _rows(path, content)
+
+
+def _rows(path: str | Path, content: bytes) -> Iterator[Row]:
+    return _array_rows(path, content) if _is_array(content) else _line_rows(path, content)
 
 
 def _read(path: str | Path) -> tuple[bytes, str]:

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 
-from dsft.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, DsftError, refused
+from dsft.errors import EXIT_FAILED, EXIT_INTERRUPTED, DsftError, refused
 from dsft.plan.record import Plan, from_json
+from dsft.train import world
 
 
 def main(arguments: list[str]) -> int:
     """Runs the plan and returns the exit code. The error boundary of training processes."""
     rank = os.environ.get("RANK", "0")
-    # deepspeed's launcher adds its own argument to every program it starts.
-    arguments = [argument for argument in arguments if not argument.startswith("--local_rank")]
+    speaks = partial(operator.eq, os.environ.get("LOCAL_RANK", "0"), "0")  # what one rank of a machine finds, all do
     try:
+        # deepspeed's launcher adds an argument of its own to every program it starts.
+        arguments = [argument for argument in arguments if not argument.startswith("--local_rank")]
         if len(arguments) != 1:
             raise refused("usage", "usage: python -m dsft.train PLAN.JSON")
         path = Path(arguments[0]).resolve()
-        train(_read(path), path.parent)
+        plan = _read(path)
+        world.check(plan, path.parent)
+        world.forget_launcher()
+        joined = world.join(plan)
+        speaks = joined.fails_first
+        from dsft.train.run import run
+
+        run(plan, path.parent, joined)
+        world.leave()
         return 0
     except DsftError as error:
-        if rank == "0":  # the other ranks stop for the same reason
+        if speaks():
             for problem in error.problems:
                 print(problem.render(), file=sys.stderr, flush=True)
         return error.exit_code
@@ -33,20 +45,6 @@ def main(arguments: list[str]) -> int:
         text = traceback.format_exc()
         print("".join(f"[rank {rank}] {line}\n" for line in text.splitlines()), end="", file=sys.stderr, flush=True)
         return EXIT_FAILED
-
-
-def train(plan: Plan, directory: Path) -> None:
-    from dsft.train import world
-
-    world.check(plan, directory)
-    world.forget_launcher()
-    joined = world.join(plan)
-    try:
-        from dsft.train.run import run
-
-        run(plan, directory, joined)
-    finally:
-        world.leave()
 
 
 def _read(path: Path) -> Plan:
@@ -60,7 +58,6 @@ def _read(path: Path) -> Plan:
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
-    if code not in (0, EXIT_USAGE):
-        sys.stderr.flush()
-        os._exit(code)  # a process group that lost a member may hold an orderly exit up
-    sys.exit(code)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a process group that lost a member may hold an orderly exit up

@@ -17,12 +17,12 @@ from datasets import Dataset
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from dsft.errors import DsftError, Problem, Where, failed
+from dsft.errors import EXIT_FAILED, DsftError, Problem, Where, failed
+from dsft.plan.formats import FORMATS, RowError
 from dsft.plan.record import DataFile, Plan
-from dsft.plan.rows import Row, read_rows
+from dsft.plan.rows import Row, read_rows, shorten
 
 IGNORED = -100  # the label of a token that is not learned
-SHOWN = 20  # so many bad rows are reported one by one
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,7 @@ def _encode(rows: list[tuple[DataFile, Row]], tokenizer: PreTrainedTokenizerBase
         columns["input_ids"].append(ids[:max_length])
         columns["labels"].append(labels[:max_length])
     if problems:
-        more = len(problems) - SHOWN
-        extra = [Problem("bad-row", f"and {more} more rows that cannot be used")] if more > 0 else []
-        raise DsftError(problems[:SHOWN] + extra, exit_code=1)
+        raise DsftError(shorten(problems), exit_code=EXIT_FAILED)
     # The first token is predicted from nothing: a label there teaches nothing.
     supervised = [sum(label != IGNORED for label in labels[1:]) for labels in columns["labels"]]
     if not any(supervised):
@@ -109,42 +107,6 @@ def _encode(rows: list[tuple[DataFile, Row]], tokenizer: PreTrainedTokenizerBase
     return Examples(Dataset.from_dict(columns), [len(ids) for ids in columns["input_ids"]], supervised)
 
 
-class RowError(ValueError):
-    """A row that cannot be used, and why."""
-
-
-def alpaca_messages(row: Any) -> list[dict[str, str]]:
-    """{instruction, input?, output, system?} as messages; an input follows its instruction on a new line."""
-    if not isinstance(row, dict):
-        raise RowError(f"an alpaca row is an object, not {_kind(row)}")
-    texts = {}
-    for name, needed in (("system", False), ("instruction", True), ("input", False), ("output", True)):
-        texts[name] = row.get(name) if needed else row.get(name) or ""
-        if not isinstance(texts[name], str):
-            raise RowError(f'"{name}" is missing' if texts[name] is None else f'"{name}" is not a string')
-    user = "\n".join(text for text in (texts["instruction"], texts["input"]) if text)
-    system = [{"role": "system", "content": texts["system"]}] if texts["system"] else []
-    return [*system, {"role": "user", "content": user}, {"role": "assistant", "content": texts["output"]}]
-
-
-def chat_messages(row: Any) -> list[dict[str, str]]:
-    """{messages: [{role, content}, …]}, as the chat APIs write it."""
-    messages = row.get("messages") if isinstance(row, dict) else None
-    if not isinstance(messages, list) or not messages:
-        raise RowError('"messages" is missing or not a list of messages')
-    for at, message in enumerate(messages):
-        if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
-            raise RowError(f'message {at + 1} has no "role" and "content", both strings')
-    return messages
-
-
-FORMATS = {"alpaca": alpaca_messages, "messages": chat_messages}
-
-
-def _kind(value: Any) -> str:
-    return {list: "a list", str: "a string", type(None): "null"}.get(type(value), "a number")
-
-
 def encode(messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     """input_ids of the whole conversation and labels: ids on assistant turns and their ends, IGNORED elsewhere.
 
@@ -154,10 +116,7 @@ def encode(messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase) -
     text = _render(tokenizer, messages)
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     labels = [IGNORED] * len(encoded["input_ids"])
-    spans = list(_assistant_spans(text, messages, tokenizer))
-    if not spans:
-        raise RowError("there is no assistant turn to learn")
-    for start, end in spans:
+    for start, end in _assistant_spans(text, messages, tokenizer):
         for at, (token_start, token_end) in enumerate(encoded["offset_mapping"]):
             if token_start < end and token_end > start:
                 labels[at] = encoded["input_ids"][at]

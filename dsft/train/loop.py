@@ -45,7 +45,7 @@ def train(
 ) -> Iterator[Update]:
     """Trains from update `done` to the last, yielding after each: the caller reports, evaluates and saves there.
 
-    Raises DsftError on every rank when the loss is no longer finite; the update is not applied.
+    Raises DsftError on every rank when the loss or the gradient is no longer finite.
     """
     batch, training = plan.batch, plan.training
     for update in range(done, training.total_updates):
@@ -63,15 +63,11 @@ def train(
                 loss_sum += token_losses.detach()
         (loss,) = total([float(loss_sum)], world)
         loss /= max(1, supervised)
-        if not math.isfinite(loss):
-            raise failed(
-                "non-finite-loss",
-                f"the loss of update {update + 1} is {loss}; the update was not applied",
-                help="lower training.learning_rate, or look at the rows of this update",
-            )
+        _check_finite("loss", loss, update)
         rate = learning_rate(update, training)
         set_learning_rate(wrapped.optimizer, rate)
         grad_norm = engine.update(wrapped, training.max_grad_norm)
+        _check_finite("gradient norm", grad_norm, update)
         yield Update(
             number=update + 1,
             epoch=(update + 1) / training.updates_per_epoch,
@@ -81,6 +77,16 @@ def train(
             supervised_tokens=supervised,
             tokens=sum(examples.lengths[row] for row in rows),
             seconds=time.perf_counter() - started,
+        )
+
+
+def _check_finite(what: str, value: float, update: int) -> None:
+    """The value is the same on all ranks, so all of them stop here, and nothing of the update is ever saved."""
+    if not math.isfinite(value):
+        raise failed(
+            "not-finite",
+            f"the {what} of update {update + 1} is {value}",
+            help="lower training.learning_rate, or look at the rows of this update",
         )
 
 

@@ -31,10 +31,18 @@ class World:
     local_rank: int
     local_size: int
     device: torch.device
+    store: torch.distributed.Store  # shared by all ranks, without the process group
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
+
+    def fails_first(self) -> bool:
+        """Whether no other rank has failed before: the one that has is the one to say why."""
+        try:
+            return self.store.add("dsft/failures", 1) == 1
+        except RuntimeError:  # the rank that holds the store is gone
+            return True
 
 
 def check(plan: Plan, directory: Path, environment: Mapping[str, str] = os.environ) -> None:
@@ -74,6 +82,8 @@ def _engine_differs(plan: Plan, environment: Mapping[str, str]):
             f"the plan's ZeRO stage is {plan.strategy.zero_stage}, but it was launched for stage {stage} "
             "(ACCELERATE_DEEPSPEED_ZERO_STAGE)",
         )
+    if told("ACCELERATE_USE_DEEPSPEED"):
+        return  # precision is deepspeed.json's, and accelerate refuses a second saying: it tells "no" whatever it is
     precision = environment.get("ACCELERATE_MIXED_PRECISION")
     planned = {"fp32": "no"}.get(plan.training.precision, plan.training.precision)
     if precision not in (None, planned):
@@ -121,6 +131,7 @@ def join(plan: Plan) -> World:
     """
     import torch
     import torch.distributed as dist
+    from torch.distributed import rendezvous
 
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"), ("MASTER_ADDR", "127.0.0.1")):
         os.environ.setdefault(name, value)  # a world of one, started by hand
@@ -133,7 +144,7 @@ def join(plan: Plan) -> World:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
         device = torch.device("cpu")
     else:
-        if local_rank >= torch.cuda.device_count():
+        if local_size > torch.cuda.device_count():
             raise DsftError(
                 Problem(
                     "no-device",
@@ -145,10 +156,11 @@ def join(plan: Plan) -> World:
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=plan.cluster.timeout_seconds)
     if "MASTER_PORT" in os.environ:
-        dist.init_process_group("gloo" if cpu else "nccl", timeout=timeout)
+        store, *_ = next(rendezvous("env://", timeout=timeout))
     else:
         store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
-        dist.init_process_group("gloo" if cpu else "nccl", store=store, rank=0, world_size=1, timeout=timeout)
+    size = int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo" if cpu else "nccl", store=store, rank=rank, world_size=size, timeout=timeout)
     if dist.get_world_size() != plan.batch.world_size:
         raise DsftError(
             Problem(
@@ -156,7 +168,7 @@ def join(plan: Plan) -> World:
                 f"the plan is for {plan.batch.world_size} processes, but {dist.get_world_size()} joined",
             )
         )
-    return World(rank, dist.get_world_size(), local_rank, local_size, device)
+    return World(rank, size, local_rank, local_size, device, store)
 
 
 def leave() -> None:

@@ -128,7 +128,8 @@ def test_rules(workshop, monkeypatch, right, wrong, kind):
 
 
 def test_data_files_are_counted_and_hashed(workshop):
-    content = b'{"a": 1}\r\n\n{"a": 2}'
+    row = b'{"messages": [{"role": "assistant", "content": "a"}]}'
+    content = row + b"\r\n\n" + row
     (workshop.folder / "eval.jsonl").write_bytes(content)
     data = COMPLETE["data"] | {"eval": {"path": "eval.jsonl", "format": "messages"}}
     plan = workshop.plan(data=data)

@@ -1,0 +1,58 @@
+"""Row formats: each a function from a row's JSON to messages, raising RowError with what is wrong with it.
+
+To add one: a function here, a line in FORMATS, its name in the schema.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class RowError(ValueError):
+    """A row that cannot be used, and why."""
+
+
+def alpaca_messages(row: Any) -> list[dict[str, str]]:
+    """{instruction, input?, output, system?} as messages; an input follows its instruction on a new line."""
+    if not isinstance(row, dict):
+        raise RowError(f"an alpaca row is an object, and this is {_kind(row)}")
+    texts = {name: row.get(name) for name in ("system", "instruction", "input", "output")}
+    for name in ("instruction", "output"):
+        if texts[name] is None:
+            raise RowError(f'an alpaca row needs "{name}"' + _present(row))
+    for name, text in texts.items():
+        if not isinstance(text, str | None):
+            raise RowError(f'"{name}" is a string, and this is {_kind(text)}')
+    user = "\n".join(text for text in (texts["instruction"], texts["input"]) if text)
+    system = [{"role": "system", "content": texts["system"]}] if texts["system"] else []
+    return [*system, {"role": "user", "content": user}, {"role": "assistant", "content": texts["output"]}]
+
+
+def chat_messages(row: Any) -> list[dict[str, str]]:
+    """{messages: [{role, content}, …]}, as the chat APIs write it. At least one turn is the assistant's."""
+    if not isinstance(row, dict):
+        raise RowError(f"a messages row is an object, and this is {_kind(row)}")
+    messages = row.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise RowError('a messages row needs "messages", a list of messages' + _present(row))
+    for at, message in enumerate(messages, start=1):
+        if not isinstance(message, dict):
+            raise RowError(f"message {at} is an object with role and content, and this is {_kind(message)}")
+        for name in ("role", "content"):
+            if not isinstance(message.get(name), str):
+                raise RowError(f'"{name}" of message {at} is a string, and this is {_kind(message.get(name))}')
+    if not any(message["role"] == "assistant" for message in messages):
+        raise RowError("no message is the assistant's: there is nothing to learn")
+    return [{"role": message["role"], "content": message["content"]} for message in messages]
+
+
+FORMATS = {"alpaca": alpaca_messages, "messages": chat_messages}
+
+
+def _present(row: dict) -> str:
+    return f"; this one has {', '.join(row)}" if row else "; this one is empty"
+
+
+def _kind(value: Any) -> str:
+    kinds = {list: "a list", dict: "an object", str: "a string", bool: "true or false", type(None): "not there"}
+    return kinds.get(type(value), "a number")

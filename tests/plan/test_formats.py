@@ -1,0 +1,52 @@
+"""Rows of each format into messages, and what is said of rows that are not of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dsft.errors import DsftError
+from dsft.plan.formats import RowError, alpaca_messages, chat_messages
+from dsft.plan.rows import scan
+
+CHAT = [{"role": "user", "content": "the fox"}, {"role": "assistant", "content": "jumps"}]
+
+
+def test_alpaca_rows():
+    row = {"instruction": "Add", "input": "1 and 2", "output": "3"}
+    assert alpaca_messages(row) == [{"role": "user", "content": "Add\n1 and 2"}, {"role": "assistant", "content": "3"}]
+    assert alpaca_messages({**row, "input": "", "system": "s"})[0] == {"role": "system", "content": "s"}
+
+
+def test_messages_rows():
+    assert chat_messages({"messages": CHAT}) == CHAT
+
+
+@pytest.mark.parametrize(
+    ("convert", "row", "message"),
+    [
+        (alpaca_messages, {"instruction": "Add"}, 'needs "output"; this one has instruction'),
+        (alpaca_messages, {"instruction": 3, "output": "x"}, '"instruction" is a string, and this is a number'),
+        (alpaca_messages, {"instruction": "Add", "output": ["x"]}, '"output" is a string, and this is a list'),
+        (alpaca_messages, ["Add"], "is an object, and this is a list"),
+        (chat_messages, {"prompt": "x"}, 'needs "messages"'),
+        (chat_messages, {"messages": []}, 'needs "messages"'),
+        (chat_messages, {"messages": [{"role": "user"}]}, '"content" of message 1 is a string, and this is not there'),
+        (chat_messages, {"messages": CHAT[:1]}, "nothing to learn"),
+    ],
+)
+def test_a_row_of_another_kind_says_what_is_wrong(convert, row, message):
+    with pytest.raises(RowError) as caught:
+        convert(row)
+    assert message in str(caught.value)
+
+
+def test_scan_reports_each_bad_row_with_its_line_and_the_rest_as_a_number(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in [{"instruction": "a", "output": "b"}] + [{"text": "x"}] * 25))
+    with pytest.raises(DsftError) as caught:
+        scan(path, "alpaca")
+    problems = caught.value.problems
+    assert [problem.where.line for problem in problems[:20]] == list(range(2, 22))
+    assert problems[20].message == "5 more rows cannot be used"

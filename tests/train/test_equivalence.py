@@ -1,0 +1,154 @@
+"""The strategy changes the cost and never the result."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import tiny
+import torch
+
+pytestmark = pytest.mark.slow
+
+ENGINES = {
+    "ddp": ("ddp", None),
+    "fsdp": ("fsdp", None),
+    "zero1": ("deepspeed", 1),
+    "zero2": ("deepspeed", 2),
+    "zero3": ("deepspeed", 3),
+}
+SHAPES = [(1, 4, 1), (1, 2, 2), (1, 1, 4), (2, 2, 1), (2, 1, 2)]  # world, per device, accumulation: 4 rows each
+CASES = [("single", shape) for shape in SHAPES if shape[0] == 1][1:] + [
+    (engine, shape) for engine in ENGINES for shape in SHAPES
+]
+
+
+@pytest.fixture(scope="session")
+def follow(trained, model, untied, data, tmp_path_factory):
+    """A function that trains ten updates; the same arguments train once."""
+
+    @functools.cache
+    def run(engine: str, shape: tuple[int, int, int], method: str, tied: bool = True, **training):
+        kind, stage = ENGINES.get(engine, (engine, None))
+        world, per_device, accumulation = shape
+        output = tmp_path_factory.mktemp(f"{engine}-{method}")
+        plan = tiny.plan(
+            model if tied else untied, data, output, engine=kind, stage=stage, world=world, per_device=per_device,
+            accumulation=accumulation, method=method, **{"learning_rate": 2e-3, **training},
+        )  # fmt: skip
+        return trained(plan)
+
+    return run
+
+
+def difference(run, reference, key: str) -> float:
+    """The largest relative difference of a metric over all updates."""
+    pairs = [(ours[key], theirs[key]) for ours, theirs in zip(run.updates, reference.updates, strict=True)]
+    assert len(pairs) == 10
+    return max(abs(ours - theirs) / abs(theirs) for ours, theirs in pairs)
+
+
+def weight_difference(run, reference) -> float:
+    """The largest difference of any weight, relative to the largest weight of its tensor."""
+    ours, theirs = run.weights, reference.weights
+    assert ours.keys() == theirs.keys()
+    return max(float((ours[name] - theirs[name]).abs().max() / theirs[name].abs().max()) for name in theirs)
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize(("engine", "shape"), CASES, ids=lambda value: value if isinstance(value, str) else "x".join(map(str, value)))
+def test_ten_fp32_updates_follow_one_process(follow, engine, shape, method):
+    reference = follow("single", (1, 4, 1), method)
+    run = follow(engine, shape, method)
+    assert max(entry["grad_norm"] for entry in reference.updates) > 0.5  # clipping is active
+    assert len({entry["supervised_tokens"] for entry in reference.updates}) > 5  # rows differ in length
+    assert difference(run, reference, "loss") < 1e-6
+    assert difference(run, reference, "grad_norm") < 1e-5
+    assert weight_difference(run, reference) < 1e-5
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_bf16_stays_near_one_process(follow, engine, method):
+    reference = follow("single", (1, 4, 1), method, precision="bf16")
+    run = follow(engine, (2, 2, 1), method, precision="bf16")
+    assert difference(run, reference, "loss") < 5e-3
+
+
+@pytest.mark.parametrize("engine", ["fsdp", "zero2", "zero3"])
+def test_untied_head_follows_too(follow, engine):
+    reference = follow("single", (1, 4, 1), "full", tied=False)
+    run = follow(engine, (2, 2, 1), "full", tied=False)
+    assert "lm_head.weight" in run.weights
+    assert weight_difference(run, reference) < 1e-5
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp", "zero2", "zero3"])
+def test_tied_weights_are_saved_once(follow, engine):
+    run = follow(engine, (2, 2, 1), "full")
+    assert "lm_head.weight" not in run.weights
+    from transformers import AutoModelForCausalLM
+
+    reloaded = AutoModelForCausalLM.from_pretrained(run.output / "model")
+    assert reloaded.lm_head.weight is reloaded.model.embed_tokens.weight
+    assert torch.equal(reloaded.lm_head.weight, run.weights["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize("engine", ["ddp", "zero1", "fsdp"])
+@pytest.mark.parametrize("shape", [(1, 1, 2), (2, 1, 1)])
+def test_the_schedule_steps_once_an_update(follow, engine, shape):
+    """accelerate steps a prepared schedule once a process, and DeepSpeed steps its own besides the loop's."""
+    run = follow(engine, shape, "lora", updates=8, warmup_updates=0, learning_rate=1e-3)
+    rates = [entry["learning_rate"] / 1e-3 for entry in run.updates]
+    assert rates == pytest.approx([1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125])
+
+
+@pytest.mark.parametrize("clip", [None, 0.3, 1e4])
+@pytest.mark.parametrize("engine", ["single", *ENGINES])
+def test_clipping_means_the_same_everywhere(follow, model, engine, clip):
+    """With SGD at a rate of 1 the update is the clipped gradient: its size is the norm, or what the recipe allows."""
+    shape = (1, 4, 1) if engine == "single" else (2, 2, 1)
+    run = follow(
+        engine, shape, "full", updates=1, optim="sgd", learning_rate=1.0, lr_scheduler_type="constant",
+        warmup_updates=0, weight_decay=0.0, max_grad_norm=clip,
+    )  # fmt: skip
+    from safetensors.torch import load_file
+
+    before, after = load_file(model / "model.safetensors"), run.weights
+    size = sum(float((after[name].double() - before[name].double()).square().sum()) for name in after) ** 0.5
+    norm = run.updates[0]["grad_norm"]
+    assert norm > 1  # the norm reported is the one before clipping
+    assert size == pytest.approx(min(norm, clip or norm), rel=1e-4)
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp", "zero3"])
+def test_gradient_checkpointing_changes_nothing(trained, follow, model, data, tmp_path, engine):
+    kind, stage = ENGINES[engine]
+    plan = tiny.plan(
+        model, data, tmp_path / "out", engine=kind, stage=stage, world=2, per_device=2, checkpointing=True,
+        learning_rate=2e-3, targets=("q_proj",),
+    )  # fmt: skip
+    run, reference = trained(plan), trained(
+        tiny.plan(model, data, tmp_path / "plain", learning_rate=2e-3, targets=("q_proj",))
+    )
+    assert difference(run, reference, "loss") < 1e-6
+    assert weight_difference(run, reference) < 1e-5
+    trained_b = [name for name, tensor in run.weights.items() if "lora_B" in name and tensor.any()]
+    assert len(trained_b) == 4  # every layer got gradients
+
+
+@pytest.mark.parametrize("engine", ["single", *ENGINES])
+def test_small_updates_survive_bf16(follow, model, data, tmp_path, engine):
+    """A weight of 0.1 in bf16 has steps of 5e-4: updates of 1e-5 would all be rounded away."""
+    from dsft.train.model import build_model
+
+    shape = (1, 4, 1) if engine == "single" else (2, 2, 1)
+    run = follow(engine, shape, "lora", precision="bf16", learning_rate=1e-5, lr_scheduler_type="constant")
+    plan = tiny.plan(model, data, tmp_path / "out", precision="bf16")
+    start = {name.replace(".default.", "."): p for name, p in build_model(plan).named_parameters() if "lora_A" in name}
+    for name, before in start.items():
+        after = run.weights[name]
+        assert after.dtype == torch.float32
+        moved = (after - before.detach()).abs()
+        assert 0 < float(moved.max()) < 2e-4
+        assert float((moved > 0).float().mean()) > 0.9

@@ -1,0 +1,99 @@
+"""An interrupted run goes on where its checkpoint is: to the bit on the same shape."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+
+import pytest
+import tiny
+import torch
+
+pytestmark = pytest.mark.slow
+
+ENGINES = {
+    "single": ("single", None, 1),
+    "ddp": ("ddp", None, 2),
+    "fsdp": ("fsdp", None, 2),
+    "zero1": ("deepspeed", 1, 2),
+    "zero2": ("deepspeed", 2, 2),
+    "zero3": ("deepspeed", 3, 2),
+}
+
+
+def plan_for(engine: str, model, data, output, **changes):
+    kind, stage, world = ENGINES[engine]
+    return tiny.plan(
+        model, data, output, engine=kind, stage=stage, world=world, per_device=4 // world, updates=8,
+        save_updates=4, learning_rate=2e-3, dropout=0.1, **changes,
+    )  # fmt: skip
+
+
+def interrupt_after_checkpoint(run) -> None:
+    """Leaves the run as one that was killed after its last checkpoint, some updates later."""
+    for result in ("adapter", "model"):
+        shutil.rmtree(run.output / result, ignore_errors=True)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_resume_on_the_same_shape_is_exact(trained, model, data, tmp_path, engine, precision):
+    """Eight updates over an epoch's end at six; the checkpoint is at four; dropout draws on."""
+    plan = plan_for(engine, model, data, tmp_path / "out", precision=precision)
+    whole = trained(plan)
+    weights = whole.weights
+    interrupt_after_checkpoint(whole)
+    resumed = trained(plan)
+    assert [entry["update"] for entry in resumed.updates] == list(range(1, 9))
+    for before, after in zip(whole.updates, resumed.updates, strict=True):
+        assert before["loss"] == after["loss"]
+        assert before["grad_norm"] == after["grad_norm"]
+    assert all(torch.equal(weights[name], tensor) for name, tensor in resumed.weights.items())
+
+
+@pytest.mark.parametrize(("first", "second"), [("single", "zero3"), ("zero2", "fsdp"), ("fsdp", "ddp"), ("zero3", "single")])
+def test_resume_on_another_engine_and_world_follows(trained, model, data, tmp_path, first, second):
+    reference = trained(dataclasses.replace(plan_for(first, model, data, tmp_path / "reference", method="full")))
+    run = trained(plan_for(first, model, data, tmp_path / "out", method="full"))
+    interrupt_after_checkpoint(run)
+    resumed = trained(plan_for(second, model, data, tmp_path / "out", method="full"))
+    for ours, theirs in zip(resumed.updates, reference.updates, strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-6)
+    for name, tensor in reference.weights.items():
+        assert float((resumed.weights[name] - tensor).abs().max() / tensor.abs().max()) < 1e-5
+
+
+def test_a_finished_run_does_nothing_and_says_so(trained, attempt, model, data, tmp_path):
+    plan = plan_for("single", model, data, tmp_path / "out")
+    first = trained(plan)
+    ((outcome, printed),) = attempt(plan)
+    assert outcome == "done"
+    assert "is finished" in printed
+    assert (first.output / "metrics.jsonl").read_text().count("\n") == len(first.metrics)
+
+
+def test_another_recipe_does_not_go_on_with_it(trained, attempt, model, data, tmp_path):
+    trained(plan_for("single", model, data, tmp_path / "out"))
+    other = tiny.change(plan_for("single", model, data, tmp_path / "out"), "training", learning_rate=1e-3)
+    ((outcome, _),) = attempt(other)
+    assert outcome == "failed other-run"
+
+
+def test_resume_never_refuses_a_folder_with_a_run(trained, attempt, model, data, tmp_path):
+    plan = plan_for("single", model, data, tmp_path / "out", resume="never")
+    trained(plan)
+    ((outcome, _),) = attempt(plan)
+    assert outcome == "failed run-exists"
+
+
+@pytest.mark.parametrize("engine", ["fsdp", "zero3"])
+def test_saving_is_collective_and_leaves_one_whole_set(trained, model, data, tmp_path, engine):
+    plan = tiny.change(plan_for(engine, model, data, tmp_path / "out"), "checkpoint", save_updates=2, keep=2)
+    run = trained(plan)
+    kept = sorted(path.name for path in (run.output / "checkpoints").iterdir())
+    assert kept == ["update-00000004", "update-00000006"]
+    for folder in (run.output / "checkpoints").iterdir():
+        assert sorted(path.name for path in folder.iterdir()) == [
+            "moments.safetensors", "parameters.safetensors", "rng-00000.safetensors", "rng-00001.safetensors",
+            "state.json",
+        ]  # fmt: skip
