@@ -39,6 +39,9 @@ def main(arguments: list[str]) -> int:
             for problem in error.problems:
                 print(problem.render(), file=sys.stderr, flush=True)
         return error.exit_code
+    except OSError as error:  # the disk: full, not writable, gone
+        print(f"[rank {rank}] {world.disk_problem(error).render()}", file=sys.stderr, flush=True)
+        return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except Exception:  # noqa: BLE001 - a fault of dsft or of what it stands on: all that is known, and whose it is

@@ -21,22 +21,24 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
-import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from dsft.errors import Where, failed
 from dsft.plan.record import Plan
+from dsft.train import folders
 from dsft.train.engines.wrapped import Wrapped, trainable_parameters
 from dsft.train.optimizer import MOMENTS
-from dsft.train.world import World
+from dsft.train.world import World, on_main
 
 PREFIX = "update-"
 
 
 @dataclass(frozen=True)
 class Saved:
+    """A complete checkpoint: its folder, and the update it was written after."""
+
     path: Path
     update: int
 
@@ -50,31 +52,29 @@ def newest(output_dir: Path) -> Saved | None:
 
 def save(plan: Plan, engine: ModuleType, wrapped: Wrapped, world: World, update: int) -> Path:
     """Writes the checkpoint of `update` (collective) and removes what `keep` no longer covers."""
-    folder = Path(plan.checkpoint.output_dir) / "checkpoints"
-    final, temporary = folder / f"{PREFIX}{update:08d}", folder / f".{PREFIX}{update:08d}.partial"
-    if world.is_main:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-    dist.barrier()
+    final = Path(plan.checkpoint.output_dir) / "checkpoints" / f"{PREFIX}{update:08d}"
+    temporary = on_main(world, folders.begin, final)
     parameters = collect(wrapped, world, engine.gather)
     moments = {}
     for key in MOMENTS[plan.training.optim]:
         gathered = collect(wrapped, world, partial(engine.read_moment, key=key))
         moments |= {f"{name}.{key}": moment for name, moment in gathered.items()}
     save_file(_random_state(world), temporary / f"rng-{world.rank:05d}.safetensors")
-    if world.is_main:
-        save_file(parameters, temporary / "parameters.safetensors")
-        save_file(moments, temporary / "moments.safetensors")
-        state = {"update": update, "world_size": world.size}
-        (temporary / "state.json").write_text(json.dumps(state) + "\n")
-    dist.barrier()  # every rank's file is there
-    if world.is_main:
-        shutil.rmtree(final, ignore_errors=True)
-        temporary.rename(final)
-        for old in sorted(folder.glob(f"{PREFIX}*"))[: -plan.checkpoint.keep]:
-            shutil.rmtree(old)
-    dist.barrier()
+    on_main(world, _write_whole, temporary, parameters, moments, {"update": update, "world_size": world.size})
+    on_main(world, _publish, temporary, final, plan.checkpoint.keep)  # by now every rank's random state is there
     return final
+
+
+def _write_whole(folder: Path, parameters: dict, moments: dict, state: dict) -> None:
+    save_file(parameters, folder / "parameters.safetensors")
+    save_file(moments, folder / "moments.safetensors")
+    (folder / "state.json").write_text(json.dumps(state) + "\n")
+
+
+def _publish(temporary: Path, final: Path, keep: int) -> None:
+    folders.finish(temporary, final)
+    for old in sorted(final.parent.glob(f"{PREFIX}*"))[:-keep]:
+        shutil.rmtree(old)
 
 
 def collect(wrapped: Wrapped, world: World, whole: Callable[..., torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from dsft.errors import Where, refused
+from dsft.train import folders
+from dsft.train.report import quieten_libraries
 
 
 def find_result(source: Path) -> Path:
@@ -27,6 +28,7 @@ def find_result(source: Path) -> Path:
 def load_result(source: Path) -> tuple[torch.nn.Module, AutoTokenizer]:
     """The trained model, an adapter merged into its base, and its tokenizer. Raises DsftError for another folder."""
     folder = find_result(source)
+    quieten_libraries()
     try:
         if (folder / "adapter_config.json").is_file():
             from peft import AutoPeftModelForCausalLM
@@ -50,11 +52,8 @@ def export(source: Path, target: Path) -> Path:
     if target.exists() and any(target.iterdir() if target.is_dir() else [target]):
         raise refused("target-exists", f"{target} is already there", help="name a new folder, or remove this one")
     model, tokenizer = load_result(source)
-    temporary = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(temporary, ignore_errors=True)
+    temporary = folders.begin(target)
     model.save_pretrained(temporary)
     tokenizer.save_pretrained(temporary)
-    if target.is_dir():
-        target.rmdir()
-    temporary.rename(target)
+    folders.finish(temporary, target)
     return target

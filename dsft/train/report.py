@@ -5,22 +5,23 @@ On a terminal a progress bar; elsewhere one plain line an update. metrics.jsonl 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import shlex
 import sys
-import time
 import warnings
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dsft.plan.record import Plan
 from dsft.train.loop import Update
+from dsft.train.world import World, on_main
 
 METRICS = "metrics.jsonl"
 
@@ -39,39 +40,83 @@ def quieten_libraries() -> None:
     datasets.disable_progress_bars()
 
 
-@dataclass
+@contextlib.contextmanager
+def reporting(plan: Plan, world: World, done: int) -> Iterator[Report | Silence]:
+    """The report of a run that goes on after `done` updates; closed whatever happens. Ranks but the main are silent."""
+    reporter = Report(plan, done) if on_main(world, _open_metrics, plan, done) and world.is_main else Silence()
+    try:
+        yield reporter
+    finally:
+        reporter.close()
+
+
+def _open_metrics(plan: Plan, done: int) -> bool:
+    """Takes back what was written of updates after `done`, a line cut short by a kill among them."""
+    path = Path(plan.checkpoint.output_dir) / METRICS
+    kept = [record for record in read_metrics(path) if record["update"] <= done] if done else []
+    path.write_text("".join(json.dumps(record) + "\n" for record in kept))
+    return True
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a metrics file, up to a line that is not whole."""
+    if path.is_file():
+        for line in path.read_text().splitlines():
+            try:
+                yield json.loads(line)
+            except ValueError:
+                return
+
+
+class Silence:
+    """What the other ranks report: nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *arguments: None
+
+
 class Report:
     """The main rank's console, progress bar, metrics file and TensorBoard writer."""
 
-    plan: Plan
-    console: Console
-    metrics: Any
-    tensorboard: Any | None
-    progress: Progress | None = None
-    task: TaskID | None = None
-    started: float = field(default_factory=time.perf_counter)
-    speed: float = 0.0  # tokens a second, smoothed
+    def __init__(self, plan: Plan, done: int):
+        folder = Path(plan.checkpoint.output_dir)
+        self.plan, self.done = plan, done
+        self.console = Console(file=sys.stdout, soft_wrap=True)
+        self.evaluations = [record["eval_loss"] for record in read_metrics(folder / METRICS) if "eval_loss" in record]
+        self.metrics = (folder / METRICS).open("a")
+        self.tensorboard = None
+        if plan.logging.tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
 
-    def write(self, record: dict[str, Any]) -> None:
-        self.metrics.write(json.dumps(record) + "\n")
-        self.metrics.flush()
+            self.tensorboard = SummaryWriter(folder / "tensorboard", purge_step=done + 1 if done else None)
+        self.progress: Progress | None = None
+        self.speed = 0.0  # tokens a second, smoothed
+        self.seconds = 0.0  # spent in updates since this start
 
-    def say(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+    def begin(self, sizes: tuple[int, int], supervision: tuple[int, int, int]) -> None:
+        """The start-up summary and, on a terminal, the progress bar."""
+        self._say(summary(self.plan, sizes, supervision, self.done))
+        if self.console.is_terminal:
+            columns = (BarColumn(24), MofNCompleteColumn(), TextColumn("{task.fields[status]}"), TimeRemainingColumn())
+            self.progress = Progress(*columns, console=self.console)
+            total = self.plan.training.total_updates
+            self.task = self.progress.add_task("", total=total, completed=self.done, status="")
+            self.progress.start()
 
-    def update(self, update: Update) -> None:
-        """Reports an update: all of them move the bar, every `logging_updates` are written down."""
+    def updated(self, update: Update) -> None:
+        """All updates move the bar; every `logging_updates` and the last are written down."""
         now = update.tokens / update.seconds
         self.speed = now if not self.speed else 0.8 * self.speed + 0.2 * now
+        self.seconds += update.seconds
+        total = self.plan.training.total_updates
         if self.progress is not None:
             self.progress.update(self.task, completed=update.number, status=_status(update, self.speed))
-        every, last = self.plan.logging.logging_updates, self.plan.training.total_updates
-        if update.number % every and update.number != last:
+        if update.number % self.plan.logging.logging_updates and update.number != total:
             return
         if self.progress is None:
-            left = (last - update.number) * (time.perf_counter() - self.started) / max(1, update.number - self.first)
-            self.say(f"update {update.number}/{last}  {_status(update, self.speed)}  {_duration(left)} left")
-        self.write(
+            left = (total - update.number) * self.seconds / (update.number - self.done)
+            self._say(f"update {update.number}/{total}  {_status(update, self.speed)}  {_duration(left)} left")
+        self._write(
             {
                 "update": update.number,
                 "epoch": round(update.epoch, 6),
@@ -83,7 +128,7 @@ class Report:
                 "seconds": round(update.seconds, 4),
             }
         )
-        self.scalars(
+        self._scalars(
             update.number,
             {
                 "train/loss": update.loss,
@@ -93,66 +138,59 @@ class Report:
             },
         )
 
-    first: int = 0  # updates done before this start
+    def evaluated(self, update: int, loss: float | None) -> None:
+        if loss is None:
+            return
+        self.evaluations.append(loss)
+        self._say(f"evaluation after {update} updates: loss {loss:.4f}")
+        self._write({"update": update, "eval_loss": loss})
+        self._scalars(update, {"eval/loss": loss})
 
-    def begin(self, done: int) -> None:
-        """Starts the clock and, on a terminal, the bar."""
-        self.first, self.started = done, time.perf_counter()
-        if self.console.is_terminal:
-            self.progress = Progress(
-                BarColumn(24), MofNCompleteColumn(), TextColumn("{task.fields[status]}"), TimeRemainingColumn(),
-                console=self.console,
-            )
-            total = self.plan.training.total_updates
-            self.task = self.progress.add_task("", total=total, completed=done, status="")
-            self.progress.start()
+    def saved(self, path: Path) -> None:
+        self._say(f"checkpoint {path}")
 
-    def evaluated(self, update: int, loss: float) -> None:
-        self.say(f"evaluation after {update} updates: loss {loss:.4f}")
-        self.write({"update": update, "eval_loss": loss})
-        self.scalars(update, {"eval/loss": loss})
-
-    def scalars(self, step: int, values: dict[str, float]) -> None:
-        if self.tensorboard is not None:
-            for name, value in values.items():
-                self.tensorboard.add_scalar(name, value, step)
+    def end(self, result: Path, seconds: float) -> None:
+        """The closing summary."""
+        self.close()
+        self._say(closing(self.plan, result, self.evaluations, seconds))
 
     def close(self) -> None:
         if self.progress is not None:
             self.progress.stop()
-            self.progress = None
         if self.tensorboard is not None:
             self.tensorboard.close()
         self.metrics.close()
 
+    def _say(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-def open_report(plan: Plan, done: int) -> Report:
-    """The report of a run that goes on after `done` updates: what was written of later updates is taken back."""
-    folder = Path(plan.checkpoint.output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / METRICS
-    kept = [line for line in path.read_text().splitlines() if json.loads(line)["update"] <= done] if done else []
-    path.write_text("".join(line + "\n" for line in kept))
-    tensorboard = None
-    if plan.logging.tensorboard:
-        from torch.utils.tensorboard import SummaryWriter
+    def _write(self, record: dict[str, Any]) -> None:
+        self.metrics.write(json.dumps(record) + "\n")
+        self.metrics.flush()
 
-        tensorboard = SummaryWriter(folder / "tensorboard", purge_step=done + 1 if done else None)
-    return Report(plan, Console(file=sys.stdout, soft_wrap=True), path.open("a"), tensorboard)
+    def _scalars(self, step: int, values: dict[str, float]) -> None:
+        if self.tensorboard is not None:
+            for name, value in values.items():
+                self.tensorboard.add_scalar(name, value, step)
 
 
-def summary(plan: Plan, parameters: tuple[int, int], supervised: tuple[int, int, int], done: int) -> Table:
-    """The start-up table. `parameters`: trained and all. `supervised`: supervised tokens, tokens, rows without any."""
-    trained, everything = parameters
-    learned, tokens, idle = supervised
+def _lines(rows: dict[str, str]) -> str:
+    width = max(len(name) for name in rows)
+    return "\n".join(f"  {name:{width}}  {value}" for name, value in rows.items())
+
+
+def summary(plan: Plan, sizes: tuple[int, int], supervision: tuple[int, int, int], done: int) -> str:
+    """The start-up summary. `sizes`: parameters trained and all. `supervision`: tokens learned, tokens, rows without any."""
+    trained, everything = sizes
+    learned, tokens, idle = supervision
     batch, training = plan.batch, plan.training
+    processes = f"{batch.world_size} process{'es' * (batch.world_size > 1)}"
     rows = {
         "model": plan.model.path,
         "method": _method(plan, trained, everything),
-        "strategy": f"{strategy_name(plan)}, {batch.world_size} process{'es' * (batch.world_size > 1)} on "
-        f"{plan.cluster.device}, {training.precision}",
+        "strategy": f"{strategy_name(plan)}, {processes} on {plan.cluster.device}, {training.precision}",
         "batch": f"{batch.global_batch_size} rows = {batch.per_device} per device x {batch.accumulation} accumulation "
-        f"x {batch.world_size} processes",
+        f"x {processes}",
         "data": f"{plan.data.train_rows:,} rows, {tokens:,} tokens, {learned:,} of them learned"
         + (f"; {plan.data.eval_rows:,} rows for evaluation" if plan.data.eval_rows else ""),
         "steps": f"{training.total_updates:,} updates, {training.updates_per_epoch:,} an epoch"
@@ -161,25 +199,20 @@ def summary(plan: Plan, parameters: tuple[int, int], supervised: tuple[int, int,
     }
     if idle:
         rows["note"] = f"{idle:,} rows have no token to learn within max_length {plan.data.max_length}"
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), title=plan.name, title_justify="left")
-    for name, value in rows.items():
-        table.add_row(f"[bold]{name}[/bold]", value)
-    return table
+    return f"{plan.name}\n{_lines(rows)}"
 
 
-def closing(plan: Plan, result: Path, first: float | None, last: float | None, seconds: float) -> str:
+def closing(plan: Plan, result: Path, evaluations: list[float], seconds: float) -> str:
     """The closing lines: what came out, where it is, and what to do with it."""
-    lines = [f"Done in {_duration(seconds)}."]
-    if first is not None and last is not None:
-        lines.append(f"Evaluation loss {first:.4f} before, {last:.4f} after.")
-    lines.append(f"{'Adapter' if plan.method.type == 'lora' else 'Model'}: {result}")
-    lines.append(f"Metrics: {Path(plan.checkpoint.output_dir) / METRICS}")
-    lines.append(f'Try it:  dsft generate {result} "Who are you?"')
-    if plan.method.type == "lora":
-        lines.append(f"Merge it into a plain model:  dsft export {result} -o {result.with_name('merged')}")
+    kind = "adapter" if plan.method.type == "lora" else "model"
+    rows = {kind: str(result), "metrics": str(Path(plan.checkpoint.output_dir) / METRICS)}
     if plan.logging.tensorboard:
-        lines.append(f"Curves:  tensorboard --logdir {Path(plan.checkpoint.output_dir) / 'tensorboard'}")
-    return "\n".join(lines)
+        rows["curves"] = f"tensorboard --logdir {shlex.quote(str(Path(plan.checkpoint.output_dir) / 'tensorboard'))}"
+    rows["try it"] = f'dsft generate {shlex.quote(str(result))} "Who are you?"'
+    if plan.method.type == "lora":
+        rows["merge it"] = f"dsft export {shlex.quote(str(result))} -o {shlex.quote(str(result.with_name('merged')))}"
+    evaluation = f" Evaluation loss {evaluations[0]:.4f} before, {evaluations[-1]:.4f} after." if evaluations else ""
+    return f"Done in {_duration(seconds)}.{evaluation}\n{_lines(rows)}"
 
 
 def strategy_name(plan: Plan) -> str:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import copy
-import shutil
 from pathlib import Path
 from types import ModuleType
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerBase
 
-from dsft.errors import DsftError, Where, failed
+from dsft.errors import Where, failed
 from dsft.plan.record import Plan
+from dsft.train import folders
 from dsft.train.checkpoint import collect
 from dsft.train.data import end_of_turn
 from dsft.train.engines.wrapped import Wrapped, trainable_parameters
 from dsft.train.model import base_model
-from dsft.train.world import World
+from dsft.train.world import World, on_main
 
 
 def result_folder(plan: Plan) -> Path:
@@ -34,25 +33,14 @@ def save_result(
     Raises DsftError on every rank where what was written is not what was trained.
     """
     weights = collect(wrapped, world, engine.gather)
-    problem: list[DsftError | None] = [None]
-    if world.is_main:
-        try:
-            _write_and_check(plan, model, weights, tokenizer)
-        except DsftError as error:
-            problem = [error]
-        except OSError as error:
-            problem = [failed("result-write", f"cannot write {result_folder(plan)}: {error}")]
-    dist.broadcast_object_list(problem)
-    if problem[0]:
-        raise problem[0]
+    on_main(world, _write_and_check, plan, model, weights, tokenizer)
     return result_folder(plan)
 
 
 def _write_and_check(plan: Plan, model: nn.Module, weights: dict, tokenizer: PreTrainedTokenizerBase) -> None:
     final = result_folder(plan)
-    temporary = final.with_name(f".{final.name}.partial")
-    shutil.rmtree(temporary, ignore_errors=True)
-    check_finite(weights, temporary)
+    check_finite(weights, final)
+    temporary = folders.begin(final)
     if plan.method.type == "lora":
         write_adapter(model, weights, temporary)
         check_adapter(temporary, weights)
@@ -61,8 +49,7 @@ def _write_and_check(plan: Plan, model: nn.Module, weights: dict, tokenizer: Pre
         check_model(temporary, weights)
     tokenizer.save_pretrained(temporary)
     generation_config(model, tokenizer).save_pretrained(temporary)
-    shutil.rmtree(final, ignore_errors=True)
-    temporary.rename(final)
+    folders.finish(temporary, final)
 
 
 def generation_config(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:
@@ -78,7 +65,6 @@ def write_adapter(model: nn.Module, weights: dict[str, torch.Tensor], folder: Pa
     """peft's adapter_config.json and adapter_model.safetensors, from whole weights by the model's own names."""
     from peft import get_peft_model_state_dict
 
-    folder.mkdir(parents=True)
     # Names for peft are its own affair; the embedding layers are not trained, so not saved.
     state = get_peft_model_state_dict(model, state_dict=dict(weights), save_embedding_layers=False)
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / "adapter_model.safetensors")

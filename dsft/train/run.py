@@ -14,10 +14,11 @@ from dsft.plan.record import Plan, from_json, to_json
 from dsft.train import checkpoint, report
 from dsft.train.data import Examples, load_examples
 from dsft.train.engines import engine as engine_module
+from dsft.train.engines.wrapped import Wrapped
 from dsft.train.loop import evaluate, train
 from dsft.train.model import build_model, load_tokenizer
 from dsft.train.result import result_folder, save_result
-from dsft.train.world import World
+from dsft.train.world import World, on_main
 
 # What may differ between a run and its continuation. The rest decides what is learned, and must not.
 FREE_TO_CHANGE = {"recipe_sha256", "versions", "strategy", "checkpoint", "logging", "cluster", "launcher", "files"}
@@ -30,90 +31,80 @@ def run(plan: Plan, directory: Path, world: World) -> Path:
     """
     started = time.perf_counter()
     report.quieten_libraries()
-    saved = _start_or_resume(plan)
-    done = saved.update if saved else 0
-    if _finished(plan):
+    saved, finished = on_main(world, _start_or_resume, plan)
+    if finished:
         if world.is_main:
             print(f"{plan.name} is finished: {result_folder(plan)} holds its result. Nothing to do.", flush=True)
         return result_folder(plan)
+    done = saved.update if saved else 0
     tokenizer = load_tokenizer(plan)
     examples, evaluation = load_examples(plan, tokenizer)
     torch.manual_seed(plan.training.seed)
     model = build_model(plan)
     if saved:
         checkpoint.load_parameters(saved, model)
-    counts = _count(model)
+    sizes = _sizes(model)
     engine = engine_module(plan.strategy.engine)
     wrapped = engine.wrap(plan, model, world, directory)
     if saved:
         checkpoint.load_optimizer(saved, plan, engine, wrapped)
     torch.manual_seed(plan.training.seed + world.rank)  # dropout draws differ between ranks
-    if saved and not checkpoint.load_random_state(saved, world) and world.is_main:
-        print("The checkpoint has no random state for this world; dropout draws differ from here on.", flush=True)
+    if saved and not checkpoint.load_random_state(saved, world):
+        print(f"rank {world.rank}: the checkpoint has no random state; dropout draws differ from here on", flush=True)
 
-    reporter = None
-    if world.is_main:
-        reporter = report.open_report(plan, done)
-        (Path(plan.checkpoint.output_dir) / "plan.json").write_text(to_json(plan))
-        reporter.console.print(report.summary(plan, counts, _supervision(examples), done))
-
-    def assess(update: int) -> float | None:
-        if evaluation is None:
-            return None
-        loss = evaluate(plan, wrapped, evaluation, world)
-        if reporter:
-            reporter.evaluated(update, loss)
-        return loss
-
-    try:
-        first = last = assess(done) if done == 0 else None
-        if reporter:
-            reporter.begin(done)
+    with report.reporting(plan, world, done) as reporter:
+        reporter.begin(sizes, _supervision(examples))
+        if not done:
+            reporter.evaluated(0, _assess(plan, wrapped, evaluation, world))
         for update in train(plan, engine, wrapped, examples, world, done):
-            if reporter:
-                reporter.update(update)
+            reporter.updated(update)
             final = update.number == plan.training.total_updates
             if final or _due(update.number, plan.training.eval_updates):
-                last = assess(update.number)
+                reporter.evaluated(update.number, _assess(plan, wrapped, evaluation, world))
             if _due(update.number, plan.checkpoint.save_updates) and not final:
-                path = checkpoint.save(plan, engine, wrapped, world, update.number)
-                if reporter:
-                    reporter.say(f"checkpoint {path}")
+                reporter.saved(checkpoint.save(plan, engine, wrapped, world, update.number))
         result = save_result(plan, engine, wrapped, model, tokenizer, world)
-    finally:
-        if reporter:
-            reporter.close()
-    if reporter:
-        reporter.say(report.closing(plan, result, first, last, time.perf_counter() - started))
+        reporter.end(result, time.perf_counter() - started)
     return result
+
+
+def _assess(plan: Plan, wrapped: Wrapped, evaluation: Examples | None, world: World) -> float | None:
+    return evaluate(plan, wrapped, evaluation, world) if evaluation else None
 
 
 def _due(update: int, every: int | None) -> bool:
     return every is not None and update % every == 0
 
 
-def _start_or_resume(plan: Plan) -> checkpoint.Saved | None:
-    """The checkpoint to go on from. Raises DsftError where output_dir holds another run, or any under "never"."""
-    before = Path(plan.checkpoint.output_dir) / "plan.json"
-    if not before.is_file():
-        return None
-    if plan.checkpoint.resume == "never":
-        raise refused(
-            "run-exists",
-            f"{before.parent} holds a run already, and checkpoint.resume is never",
-            help="choose another checkpoint.output_dir, or remove that folder",
-        )
-    try:
-        differences = list(_differences(from_json(before.read_text()), plan))
-    except (ValueError, OSError) as error:
-        raise refused("run-unreadable", f"cannot read {before}: {error}") from error
-    if differences:
-        raise refused(
-            "other-run",
-            f"{before.parent} holds a run that this one cannot go on with: " + "; ".join(differences),
-            help="choose another name or checkpoint.output_dir, or remove that folder",
-        )
-    return checkpoint.newest(before.parent)
+def _start_or_resume(plan: Plan) -> tuple[checkpoint.Saved | None, bool]:
+    """The checkpoint to go on from, and whether the run is finished. Called on the main rank; marks output_dir as taken.
+
+    Raises DsftError where output_dir holds another run, or any under "never".
+    """
+    folder = Path(plan.checkpoint.output_dir)
+    before = folder / "plan.json"
+    if before.is_file():
+        if plan.checkpoint.resume == "never":
+            raise refused(
+                "run-exists",
+                f"{folder} holds a run already, and checkpoint.resume is never",
+                help="choose another checkpoint.output_dir, or remove that folder",
+            )
+        try:
+            differences = list(_differences(from_json(before.read_text()), plan))
+        except ValueError as error:
+            raise refused("run-unreadable", f"cannot read {before}: {error}") from error
+        if differences:
+            raise refused(
+                "other-run",
+                f"{folder} holds a run that this one cannot go on with: " + "; ".join(differences),
+                help="choose another name or checkpoint.output_dir, or remove that folder",
+            )
+        if result_folder(plan).is_dir():
+            return None, True
+    folder.mkdir(parents=True, exist_ok=True)
+    before.write_text(to_json(plan))
+    return checkpoint.newest(folder), False
 
 
 def _differences(old: Plan, new: Plan):
@@ -134,14 +125,12 @@ def _differences(old: Plan, new: Plan):
             yield f"{path} was {was.get(path)} and is {now.get(path)}"
 
 
-def _finished(plan: Plan) -> bool:
-    return (Path(plan.checkpoint.output_dir) / "plan.json").is_file() and result_folder(plan).is_dir()
-
-
-def _count(model: torch.nn.Module) -> tuple[int, int]:
+def _sizes(model: torch.nn.Module) -> tuple[int, int]:
+    """Parameters trained, and all."""
     sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
     return sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes)
 
 
 def _supervision(examples: Examples) -> tuple[int, int, int]:
+    """Tokens that are learned, all tokens, and rows without any to learn."""
     return sum(examples.supervised), sum(examples.lengths), sum(count == 0 for count in examples.supervised)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dsft.errors import DsftError, Problem
+from dsft.errors import EXIT_FAILED, DsftError, Problem
 from dsft.plan.record import Plan
 from dsft.plan.versions import installed_versions
 
@@ -186,3 +186,29 @@ def total(values: list[float], world: World) -> list[float]:
     tensor = torch.tensor(values, dtype=torch.float64, device=world.device)
     dist.all_reduce(tensor)
     return tensor.tolist()
+
+
+def on_main(world: World, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls `function` on the main rank alone. Every rank gets what it returned, or the DsftError it raised.
+
+    What the disk refuses is a DsftError too: a rank that failed alone would leave the others waiting.
+    """
+    import torch.distributed as dist
+
+    outcome: list[Any] = [None, None]
+    if world.is_main:
+        try:
+            outcome[0] = function(*arguments)
+        except DsftError as error:
+            outcome[1] = (error.problems, error.exit_code)
+        except OSError as error:
+            outcome[1] = (disk_problem(error),), EXIT_FAILED
+    dist.broadcast_object_list(outcome)
+    if outcome[1]:
+        raise DsftError(*outcome[1])
+    return outcome[0]
+
+
+def disk_problem(error: OSError) -> Problem:
+    """What the disk refused: no space, no permission, a file that has gone."""
+    return Problem("disk", f"{error.filename or 'writing'}: {error.strerror or error}")
