@@ -84,9 +84,10 @@ def _first_cause(job: _Job) -> DsftError | None:
     """What ends the job before its time: the first failure or signal. None when all processes end well."""
     while not job.received:
         running = job.running()
-        for name, child in job.children:
-            if child.returncode:
-                return _failure(name, child.returncode)
+        failed = [(name, child.returncode) for name, child in job.children if child.returncode]
+        if failed:
+            # Of several since the last look, one killed by a signal: the others lost their connection to it.
+            return _failure(*min(failed, key=lambda failure: failure[1] > 0))
         if not running:
             return None
         time.sleep(_POLL_SECONDS)

@@ -120,6 +120,22 @@ def test_a_rank_that_is_killed(job):
     assert started.end() == (137, "error[process-failed]: rank 1 of 2 was killed by SIGKILL")
 
 
+def test_a_killed_rank_is_the_cause_where_another_fails_at_once(job):
+    """Both are found ended in one look; rank 0 ended because it lost its connection to rank 1."""
+    script = """
+pipe = pathlib.Path(sys.argv[1], "pipe.tmp")
+if rank == 0:
+    os.mkfifo(pipe)
+    ready("rank0")
+    pipe.open("rb").read()
+    os._exit(1)
+wait_for("rank0")
+connection = pipe.open("wb")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert job(script).end() == (137, "error[process-failed]: rank 1 of 2 was killed by SIGKILL")
+
+
 def test_a_rank_that_ignores_sigterm_is_killed(job):
     script = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
