@@ -49,7 +49,7 @@ def tokenizer(eos: str = "<|im_end|>", pad: str = "<|im_end|>", template: str = 
     )
 
 
-def write_model(folder: Path, *, tied: bool = True, layers: int = 4, seed: int = 0, tokens=None) -> Path:
+def write_model(folder: Path, *, tied: bool = True, layers: int = 4, seed: int = 0, spread: float = 0.2, tokens=None) -> Path:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -67,7 +67,7 @@ def write_model(folder: Path, *, tied: bool = True, layers: int = 4, seed: int =
         bos_token_id=tokens.bos_token_id,
         eos_token_id=tokens.eos_token_id,
         pad_token_id=None,
-        initializer_range=0.2,  # far from uniform guesses, so that gradients are worth clipping
+        initializer_range=spread,  # far from uniform guesses, so that gradients are worth clipping
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     tokens.save_pretrained(folder)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from dsft.plan.formats import FORMATS, RowError
 
 BOM = b"\xef\xbb\xbf"
 SPACE = " \t\r\n"
-SHOWN = 20  # so many bad rows of a file are reported one by one
+SHOWN = 5  # so many bad rows of a file are reported one by one
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,8 @@ def scan(path: str | Path, format: str) -> tuple[int, str]:
             FORMATS[format](row.value)
         except RowError as error:
             problems.append(Problem("bad-row", str(error), Where(str(path), row.line)))
+    if problems and len(problems) == rows:
+        raise DsftError(_other_format(path, content, format, problems[0]))
     if problems:
         raise DsftError(shorten(problems))
     if not rows:
@@ -49,10 +51,26 @@ def scan(path: str | Path, format: str) -> tuple[int, str]:
     return rows, sha256
 
 
+def _other_format(path: str | Path, content: bytes, format: str, first: Problem) -> Problem:
+    """What to say of a file of which no row is of `format`: once, and which format it is."""
+    row = next(_rows(path, content)).value
+    fitting = [name for name, convert in FORMATS.items() if _fits(convert, row)]
+    help = f'its rows are in format "{fitting[0]}"' if fitting else None
+    return Problem("wrong-format", f'no row is in format "{format}": {first.message}', Where(str(path)), help)
+
+
+def _fits(convert: Callable[[Any], object], row: Any) -> bool:
+    try:
+        convert(row)
+    except RowError:
+        return False
+    return True
+
+
 def shorten(problems: list[Problem]) -> list[Problem]:
     """The first `SHOWN` problems of rows, and how many more there are."""
-    more = len(problems) - SHOWN
-    return problems[:SHOWN] + [Problem("bad-row", f"{more} more rows cannot be used")] * (more > 0)
+    rest = problems[SHOWN:]
+    return problems[:SHOWN] + [Problem("bad-row", f"{len(rest)} more rows cannot be used", p.where) for p in rest[:1]]
 
 
 def read_rows(path: str | Path, sha256: str | None = None) -> Iterator[Row]:

@@ -48,5 +48,15 @@ def test_scan_reports_each_bad_row_with_its_line_and_the_rest_as_a_number(tmp_pa
     with pytest.raises(DsftError) as caught:
         scan(path, "alpaca")
     problems = caught.value.problems
-    assert [problem.where.line for problem in problems[:20]] == list(range(2, 22))
-    assert problems[20].message == "5 more rows cannot be used"
+    assert [problem.where.line for problem in problems] == [2, 3, 4, 5, 6, 7]
+    assert problems[5].message == "20 more rows cannot be used"
+
+
+def test_a_file_of_another_format_is_one_problem_that_names_it(tmp_path):
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([{"messages": CHAT}] * 3))
+    with pytest.raises(DsftError) as caught:
+        scan(path, "alpaca")
+    (problem,) = caught.value.problems
+    assert problem.kind == "wrong-format"
+    assert problem.help == 'its rows are in format "messages"'

@@ -48,7 +48,7 @@ class Ranks:
             port = probe.getsockname()[1]
         shared = {
             **os.environ, "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1",
+            "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1",
         }  # fmt: skip
         self.processes, self.lines = [], []
         for rank in range(world):

@@ -101,12 +101,12 @@ def test_training_teaches_to_stop_though_the_turn_ends_with_another_token_than_e
     """Two rows learned by heart: generation ends by itself, at the template's end of turn."""
     template = tiny.CHATML.replace("<|im_end|>", "<end_turn>")
     tokens = tiny.tokenizer(eos="<eos>", pad="<eos>", template=template, extra=("<end_turn>",))
-    model = tiny.write_model(tmp_path / "model", tokens=tokens)
+    model = tiny.write_model(tmp_path / "model", tokens=tokens, spread=1.0)  # a frozen head that can be sure of a token
     data = tiny.write_rows(tmp_path / "rows.json", 2)
-    run = trained(
-        tiny.plan(model, data, tmp_path / "out", per_device=2, method=method, updates=80, learning_rate=2e-2,
-                  max_grad_norm=1.0, warmup_updates=0)
-    )  # fmt: skip
+    plan = tiny.plan(
+        model, data, tmp_path / "out", per_device=2, method=method, updates=120, learning_rate=5e-3, warmup_updates=0
+    )
+    run = trained(tiny.change(plan, "method", r=16, lora_alpha=32) if method == "lora" else plan)
     assert run.updates[-1]["loss"] < 0.1
     network, tokenizer = load_result(run.output)
     for row in tiny.rows(2):

@@ -73,10 +73,11 @@ def write_moments(wrapped: Wrapped, moments: Mapping[str, Mapping[str, torch.Ten
 
     keys = next(iter(moments.values())).keys()
     zero, inner = wrapped.optimizer, wrapped.optimizer.optimizer  # DeepSpeed's around torch's
-    for group in inner.param_groups:
-        for flat in group["params"]:
-            inner.state[flat] = {"step": torch.tensor(float(updates)), **{key: torch.zeros_like(flat) for key in keys}}
-    if hasattr(zero, "_lazy_init_hp_params_optimizer_state"):  # ZeRO-1 and 2 map names to state at the first step only
+    stage3 = hasattr(zero, "fp32_partitioned_groups_flat")
+    flats = zero.fp32_partitioned_groups_flat if stage3 else [p for group in inner.param_groups for p in group["params"]]
+    for flat in flats:
+        inner.state[flat] = {"step": torch.tensor(float(updates)), **{key: torch.zeros_like(flat) for key in keys}}
+    if not stage3:  # ZeRO-1 and 2 map names to state at the first step only
         zero._lazy_init_hp_params_optimizer_state()
     for name, parameter in wrapped.trainable.items():
         for key, moment in moments[name].items():
