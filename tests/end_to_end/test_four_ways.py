@@ -39,7 +39,7 @@ def check(shop, launched, name: str, engine: str):
 
 @pytest.mark.parametrize(
     ("engine", "launcher"),
-    [("ddp", "torchrun"), ("ddp", "accelerate"), ("ddp", "deepspeed"), ("fsdp", "torchrun"), ("zero2", "torchrun")],
+    [("ddp", "torchrun"), ("ddp", "accelerate"), ("ddp", "deepspeed"), ("zero2", "torchrun")],
 )
 def test_compiled_script(shop, launched, engine, launcher):
     """launch/*.sh as written; deepspeed's goes without ssh."""
