@@ -1,0 +1,230 @@
+"""What README.md says is so: its commands are run or looked up, its examples compiled, its names found in the code."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dsft import cli, errors
+from dsft.compile import NAMES
+from dsft.plan.formats import FORMATS
+from dsft.recipe.schema import load_schema
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+EXAMPLE = "recipes/smollm2-alpaca-lora.json"
+SLIPS = {'"learning_rate"': '"learning_rte"', '"ddp"': '"dp"', '"global_batch_size": 16': '"global_batch_size": 18'}
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+
+
+def section(title: str) -> str:
+    """From a heading to the next."""
+    return re.search(rf"^#+ {title}\n(.*?)(?=^#+ |\Z)", README, re.DOTALL | re.MULTILINE)[1]
+
+
+def rows(title: str) -> list[list[str]]:
+    """The cells of the table in a section, without its head."""
+    lines = [line.strip("|").split("|") for line in section(title).splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line] for line in lines[2:]]
+
+
+def code(text: str) -> list[str]:
+    return re.findall(r"`([^`\n]+)`", text)
+
+
+COMMANDS = [line for block in blocks("sh") for line in block.splitlines()]
+INLINE = code(re.sub(r"^```.*?^```$", "", README, flags=re.DOTALL | re.MULTILINE))
+
+
+def commands(program: str) -> list[list[str]]:
+    return [argv for argv in map(shlex.split, COMMANDS) if argv[0] == program]
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch) -> Path:
+    """A copy of what the commands read, with a stand-in for the model; the working directory."""
+    for folder in ("recipes", "hostfiles", "data"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    model = tmp_path / "build" / "models" / "SmolLM2-135M-Instruct"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_every_command_is_of_a_kind_that_is_tested():
+    known = {"make", "dsft", "torchrun", "accelerate", "deepspeed", ".venv/bin/python", "python3", ".", "pip"}
+    assert {shlex.split(line)[0] for line in COMMANDS} == known
+
+
+@pytest.mark.parametrize("argv", commands("dsft"), ids=" ".join)
+def test_dsft_commands(argv, repository):
+    """Those that load no torch are run, a launch as far as what it would start; of the others the usage is checked."""
+    arguments = argv[1:]
+    if arguments[0] in ("check", "compile"):
+        assert cli.main(arguments) == 0
+    elif arguments[0] == "launch":
+        assert cli.main([*arguments, "--dry-run"]) == 0
+    else:
+        cli._parser().parse_args(arguments)
+
+
+def test_commands_within_sentences():
+    for text in INLINE:
+        if text.startswith("dsft "):
+            recipe = [] if text == "dsft schema" or "recipes/" in text else ["recipe.json"]
+            cli._parser().parse_args([*shlex.split(text)[1:], *recipe])
+
+
+def test_start_commands_are_those_that_compile_writes(repository):
+    assert cli.main(["compile", EXAMPLE]) == 0
+    build = repository / "build" / Path(EXAMPLE).stem
+    for launcher in ("torchrun", "accelerate"):
+        (argv,) = commands(launcher)
+        script = (build / "launch" / f"{launcher}.sh").read_text().replace(f"{repository}/", "")
+        assert f"exec {shlex.join(argv)}\n" in script
+    (argv,) = commands("deepspeed")  # started as it stands in tests/end_to_end
+    assert all((repository / word).is_file() for word in argv if "/" in word)
+    hosts = [(repository / name).read_text().splitlines()[-1] for name in (argv[2], build / "hostfile")]
+    assert hosts[0] == hosts[1], "the hostfile fits the example"
+    assert "--no_ssh_check --master_addr 127.0.0.1" in (build / "launch" / "deepspeed.sh").read_text()
+
+
+def test_make_and_pytest_commands():
+    makefile = (ROOT / "Makefile").read_text()
+    inline = [shlex.split(text) for text in INLINE if text.startswith("make ")]
+    for _, target, *variables in [*commands("make"), *inline]:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+        for variable in variables:
+            assert re.search(rf"^{variable.partition('=')[0]} \??=", makefile, re.MULTILINE), variable
+    for argv in commands(".venv/bin/python"):
+        assert argv[1:3] == ["-m", "pytest"]
+        assert all((ROOT / word).exists() for word in argv if word.startswith("tests/"))
+    marker = next(argv[argv.index("-m", 2) + 1] for argv in commands(".venv/bin/python") if argv.count("-m") > 1)
+    assert f"'{marker}'" in makefile, "make test-unit leaves out what README says"
+
+
+def test_versions():
+    said = set(re.findall(r"torch==([0-9.]+[0-9])", README))
+    assert said == {re.search(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)[1]}
+
+
+def test_the_recipe_is_the_file():
+    assert blocks("json")[0] == (ROOT / EXAMPLE).read_text()
+
+
+def test_every_line_of_the_recipe_is_explained():
+    recipe = json.loads((ROOT / EXAMPLE).read_text())
+    lines = {
+        f"{part}.{field}" if isinstance(value, dict) and part != "data.eval" else part
+        for part, value in recipe.items()
+        for field in (value if isinstance(value, dict) else [""])
+    }
+    explained = {name for row in rows("A recipe") for name in code(row[0])}
+    assert lines == explained
+
+
+def test_fields_are_in_the_schema():
+    schema = load_schema()
+    dotted = re.compile(rf"({'|'.join(schema['properties'])})\.([a-z_]+)")
+    found = [match.groups() for text in INLINE for match in dotted.finditer(text) if not text.endswith(".json")]
+    assert len(found) > 15
+    for part, field in found:
+        text = json.dumps(schema["properties"][part])
+        assert f'"{field}": {{' in text or f'"{field}": true' in text, f"{part}.{field}"
+
+
+def test_batch_arithmetic(repository, capsys):
+    assert cli.main(["check", EXAMPLE]) == 0
+    assert "16 rows = 4 per device x 2 accumulation x 2 processes; 60 updates" in capsys.readouterr().out
+    assert "49\nare kept for evaluation, and 950 / 16 makes 60 updates" in README
+    assert (999 - 49, -(-950 // 16), 950 % 16) == (950, 60, 6)
+
+
+def test_example_rows():
+    alpaca, messages = (json.loads(block) for block in blocks("json")[1:])
+    assert [message["role"] for message in FORMATS["alpaca"](alpaca)] == ["system", "user", "assistant"]
+    assert len(FORMATS["messages"](messages)) == 2
+
+
+def test_errors_are_what_a_user_sees(repository, capsys):
+    text = (ROOT / EXAMPLE).read_text()
+    for right, wrong in SLIPS.items():
+        assert text.count(right) == 1
+        text = text.replace(right, wrong)
+    Path("recipes/mine.json").write_text(text)
+    assert cli.main(["check", "recipes/mine.json"]) == errors.EXIT_USAGE
+    assert capsys.readouterr().err == blocks("text")[0]
+
+
+def test_exit_codes():
+    said = [int(row[0]) for row in rows("Errors")]
+    assert said == [0, errors.EXIT_FAILED, errors.EXIT_USAGE, errors.EXIT_INTERRUPTED]
+
+
+def test_compiled_files_are_all_named():
+    assert [code(row[0])[0] for row in rows("Compile")] == list(NAMES)
+
+
+def test_strategies_are_all_named(repository):
+    properties = load_schema()["properties"]["strategy"]
+    stages = properties["then"]["properties"]["zero_stage"]["enum"]
+    named = [json.loads(code(row[0])[0]) for row in rows("Strategies")]
+    plain = [{"type": name} for name in properties["properties"]["type"]["enum"] if name != "deepspeed"]
+    zero = [{"type": "deepspeed", "zero_stage": stage} for stage in stages]
+    assert sorted(map(json.dumps, named)) == sorted(map(json.dumps, plain + zero))
+    for strategy in named:
+        one = ["--set", "cluster.processes_per_node=1"] if strategy["type"] == "single" else []
+        assert cli.main(["check", EXAMPLE, "--set", f"strategy={json.dumps(strategy)}", *one]) == 0
+
+
+def test_metrics_fields():
+    fields = code(next(row[1] for row in rows("What a run shows and leaves") if "metrics.jsonl" in row[0]))
+    report = ast.parse((ROOT / "dsft" / "train" / "report.py").read_text())
+    calls = [node for node in ast.walk(report) if isinstance(node, ast.Call)]
+    written = [call.args[0] for call in calls if ast.unparse(call.func) == "self._write"]
+    assert fields == [key.value for record in written for key in record.keys]
+
+
+def test_files_exist():
+    folders = ("dsft", "tests", "recipes", "hostfiles", "scripts", "schemas", "data", ".ci")
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", README) if "://" not in link]
+    named = [text for text in INLINE if text.split("/")[0] in folders and "/" in text and " " not in text]
+    assert len(links) > 5 and len(named) > 10
+    for name in (*links, *named):
+        assert (ROOT / name).exists(), name
+
+
+def test_links_within_the_page():
+    titles = {title.lower().replace(" ", "-") for title in re.findall(r"^#+ (.*)$", README, re.MULTILINE)}
+    assert set(re.findall(r"\]\(#([^)]+)\)", README)) <= titles
+
+
+def test_functions_and_lines_to_add_to():
+    """An engine's and a launcher's functions by name and arguments; the lines as the code has them."""
+    text = section("Contribute")
+    said = {tuple(re.match(r"(\w+)\((.*)\)$", name).groups()) for name in code(text) if re.match(r"\w+\(.*\)$", name)}
+    modules = ("compile/engines/deepspeed.py", "compile/launchers/torchrun.py", "train/engines/deepspeed.py")
+    assert said == {function for module in modules for function in functions(ROOT / "dsft" / module)}
+    for line in re.findall(r"^   `(.*)`$", text, re.MULTILINE):
+        sources = [ROOT / "dsft" / "compile" / "__init__.py", ROOT / "dsft" / "train" / "engines" / "__init__.py"]
+        assert any(line in map(str.strip, source.read_text().splitlines()) for source in sources), line
+
+
+def functions(module: Path) -> set[tuple[str, str]]:
+    """Name and arguments of a module's public functions."""
+    defined = [node for node in ast.parse(module.read_text()).body if isinstance(node, ast.FunctionDef)]
+    return {
+        (node.name, ", ".join(argument.arg for argument in node.args.args))
+        for node in defined
+        if not node.name.startswith("_")
+    }
