@@ -78,7 +78,14 @@ class Ranks:
             while not (line := lines.get(timeout=TIMEOUT)).startswith("@@"):
                 printed.append(line)
             outcomes.append((line.removeprefix("@@").strip(), "".join(printed)))
+        if any(outcome in ("crashed", "ended") for outcome, _ in outcomes):
+            self.kill()  # a process group with a rank out of step serves nobody
         return outcomes
+
+    def kill(self):
+        for process in self.processes:
+            process.kill()
+            process.wait()
 
     def close(self):
         for process in self.processes:

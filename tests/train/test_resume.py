@@ -35,11 +35,11 @@ def interrupt_after_checkpoint(run) -> None:
         shutil.rmtree(run.output / result, ignore_errors=True)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("method", "precision"), [("lora", "fp32"), ("lora", "bf16"), ("full", "fp32")])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_resume_on_the_same_shape_is_exact(trained, model, data, tmp_path, engine, precision):
+def test_resume_on_the_same_shape_is_exact(trained, model, data, tmp_path, engine, method, precision):
     """Eight updates over an epoch's end at six; the checkpoint is at four; dropout draws on."""
-    plan = plan_for(engine, model, data, tmp_path / "out", precision=precision)
+    plan = plan_for(engine, model, data, tmp_path / "out", method=method, precision=precision)
     whole = trained(plan)
     weights = whole.weights
     interrupt_after_checkpoint(whole)

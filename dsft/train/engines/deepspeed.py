@@ -65,6 +65,9 @@ def gather(wrapped: Wrapped, parameter: nn.Parameter) -> torch.Tensor:
 def read_moment(wrapped: Wrapped, parameter: nn.Parameter, key: str) -> torch.Tensor:
     from deepspeed.utils import safe_get_full_optimizer_state
 
+    mapping = getattr(parameter, "_hp_mapping", None)  # ZeRO-1 and 2: this rank's part of the parameter, if it has one
+    if mapping is not None and key not in mapping.get_optim_state_keys():
+        _map_states(wrapped.optimizer)
     return safe_get_full_optimizer_state(parameter, key).view(_shape(parameter))
 
 
@@ -77,11 +80,17 @@ def write_moments(wrapped: Wrapped, moments: Mapping[str, Mapping[str, torch.Ten
     flats = zero.fp32_partitioned_groups_flat if stage3 else [p for group in inner.param_groups for p in group["params"]]
     for flat in flats:
         inner.state[flat] = {"step": torch.tensor(float(updates)), **{key: torch.zeros_like(flat) for key in keys}}
-    if not stage3:  # ZeRO-1 and 2 map names to state at the first step only
-        zero._lazy_init_hp_params_optimizer_state()
+    if not stage3:
+        _map_states(zero)
     for name, parameter in wrapped.trainable.items():
         for key, moment in moments[name].items():
             safe_set_full_optimizer_state(parameter, moment.to(parameter.device), key)
+
+
+def _map_states(zero) -> None:
+    """ZeRO-1 and 2 map parameters to their optimizer state after the first step, of the first parameter group only."""
+    zero._hp_optimizer_states_linked = False
+    zero._lazy_init_hp_params_optimizer_state()
 
 
 def _shape(parameter: nn.Parameter) -> torch.Size:
