@@ -33,8 +33,11 @@ def quieten_libraries() -> None:
     for name in ("transformers", "datasets", "peft", "accelerate", "DeepSpeed", "torch"):
         logging.getLogger(name).setLevel(logging.ERROR)
     import datasets
+    import torch
     import transformers
 
+    # peft imports deepspeed, which looks for its device aloud unless it is told.
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     datasets.disable_progress_bars()
