@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT = 240  # seconds for one command
+TIMEOUT = 420  # seconds for one command: many times what it takes on a quiet machine
 
 # What `--set` says of an engine. ZeRO trains the whole model here, the others an adapter.
 ENGINES = {

@@ -48,7 +48,6 @@ def test_export_generate_and_plain_libraries(shop, launched):
     ("command", "kind"),
     [
         (["export", "nowhere", "-o", "never"], "no-model"),
-        (["generate", "hostfiles", "hello"], "no-model"),
         (["generate", "half", "hello"], "model-load"),
     ],
 )
