@@ -49,7 +49,7 @@ def tokenizer(eos: str = "<|im_end|>", pad: str = "<|im_end|>", template: str = 
     )
 
 
-def write_model(folder: Path, *, tied: bool = True, layers: int = 4, seed: int = 0, spread: float = 0.2, tokens=None) -> Path:
+def write_model(folder: Path, *, tied: bool = True, layers: int = 4, seed: int = 0, spread: float = 0.2, width: int = 64, tokens=None) -> Path:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -58,7 +58,7 @@ def write_model(folder: Path, *, tied: bool = True, layers: int = 4, seed: int =
     config = LlamaConfig(
         vocab_size=len(tokens),
         hidden_size=32,
-        intermediate_size=64,
+        intermediate_size=width,
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,

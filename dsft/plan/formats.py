@@ -41,8 +41,11 @@ def chat_messages(row: Any) -> list[dict[str, str]]:
         for name in ("role", "content"):
             if not isinstance(message.get(name), str):
                 raise RowError(f'"{name}" of message {at} is a string, and this is {_kind(message.get(name))}')
-    if not any(message["role"] == "assistant" for message in messages):
+    roles = [message["role"] for message in messages]
+    if "assistant" not in roles:
         raise RowError("no message is the assistant's: there is nothing to learn")
+    if "user" not in roles[: roles.index("assistant")]:
+        raise RowError("the assistant speaks before the user: there is nothing it answers")
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 

@@ -9,6 +9,8 @@ import traceback
 from functools import partial
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from dsft.errors import EXIT_FAILED, EXIT_INTERRUPTED, DsftError, refused
 from dsft.plan.record import Plan, from_json
 from dsft.train import world
@@ -39,7 +41,7 @@ def main(arguments: list[str]) -> int:
             for problem in error.problems:
                 print(problem.render(), file=sys.stderr, flush=True)
         return error.exit_code
-    except OSError as error:  # the disk: full, not writable, gone
+    except (OSError, SafetensorError) as error:  # the disk: full, not writable, gone
         print(f"[rank {rank}] {world.disk_problem(error).render()}", file=sys.stderr, flush=True)
         return EXIT_FAILED
     except KeyboardInterrupt:

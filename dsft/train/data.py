@@ -45,10 +45,9 @@ class Examples:
         longest = max((self.lengths[i] for i in ids), default=1)
         input_ids = torch.zeros((max(1, len(ids)), longest), dtype=torch.long)
         labels = torch.full_like(input_ids, IGNORED)
-        for at, row in enumerate(self.rows[list(ids)]["input_ids"] if ids else []):
-            input_ids[at, : len(row)] = torch.tensor(row)
-        for at, row in enumerate(self.rows[list(ids)]["labels"] if ids else []):
-            labels[at, : len(row)] = torch.tensor(row)
+        for at, row in enumerate(self.rows[i] for i in ids):
+            input_ids[at, : len(row["input_ids"])] = torch.tensor(row["input_ids"])
+            labels[at, : len(row["labels"])] = torch.tensor(row["labels"])
         return input_ids, labels
 
 
@@ -134,12 +133,13 @@ def _assistant_spans(
     for at, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        before = _render(tokenizer, messages[:at], add_generation_prompt=True) if at else ""
+        before = _render(tokenizer, messages[:at], add_generation_prompt=True)
         until = _render(tokenizer, messages[: at + 1])
         if not (text.startswith(until) and until.startswith(before)):
             raise RowError("the chat template changes earlier turns when later ones follow: turns cannot be located")
         turn = until[len(before) :].rstrip()  # white space after the end of a turn is the next turn's
-        if turn == message["content"].strip():
+        said = message["content"].rstrip()
+        if not turn or (said and turn.endswith(said)):
             raise RowError("the chat template ends an assistant turn with nothing: the model would not learn to stop")
         yield len(before), len(before) + len(turn)
 

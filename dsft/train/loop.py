@@ -64,15 +64,14 @@ def train(
         (loss,) = total([float(loss_sum)], world)
         loss /= max(1, supervised)
         _check_finite("loss", loss, update)
-        rate = learning_rate(update, training)
-        set_learning_rate(wrapped.optimizer, rate)
+        set_learning_rate(wrapped.optimizer, learning_rate(update, training))
         grad_norm = engine.update(wrapped, training.max_grad_norm)
         _check_finite("gradient norm", grad_norm, update)
         yield Update(
             number=update + 1,
             epoch=(update + 1) / training.updates_per_epoch,
             loss=loss,
-            learning_rate=rate,
+            learning_rate=wrapped.optimizer.param_groups[0]["lr"],  # as it was used, not as it was meant
             grad_norm=grad_norm,
             supervised_tokens=supervised,
             tokens=sum(examples.lengths[row] for row in rows),

@@ -71,7 +71,8 @@ def _with_adapters(model: nn.Module, plan: Plan) -> nn.Module:
         target_modules=targets,
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(model, config)  # casts the adapters to fp32
+    # Casts the adapters to fp32, and notes the revision that they belong to.
+    return get_peft_model(model, config, revision=plan.model.revision or "main")
 
 
 def _check_targets(model: nn.Module, targets: list[str]) -> None:
@@ -98,8 +99,6 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList:
 def base_model(model: nn.Module) -> nn.Module:
     """The transformers model inside a peft model; the model itself where there is no adapter."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
 
 
 def _first_line(error: Exception) -> str:

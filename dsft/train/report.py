@@ -91,7 +91,7 @@ class Report:
         if plan.logging.tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
-            self.tensorboard = SummaryWriter(folder / "tensorboard", purge_step=done + 1 if done else None)
+            self.tensorboard = SummaryWriter(folder / "tensorboard", purge_step=done + 1 if done else 0)
         self.progress: Progress | None = None
         self.speed = 0.0  # tokens a second, smoothed
         self.seconds = 0.0  # spent in updates since this start

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from types import ModuleType
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from dsft.errors import Where, failed
 from dsft.plan.record import Plan
@@ -48,17 +49,23 @@ def _write_and_check(plan: Plan, model: nn.Module, weights: dict, tokenizer: Pre
         write_model(model, weights, temporary)
         check_model(temporary, weights)
     tokenizer.save_pretrained(temporary)
-    generation_config(model, tokenizer).save_pretrained(temporary)
+    base_model(model).generation_config.save_pretrained(temporary)
     folders.finish(temporary, final)
 
 
-def generation_config(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:
-    """The model's own, which also stops at the token that ends a turn: a template may end it with another than eos."""
-    config = copy.deepcopy(base_model(model).generation_config)
+def settle_generation(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Makes the model's generation config stop at the token that ends a turn: a template may end it with another than eos.
+
+    Called before training: a config that transformers would refuse to save must not be found out after it.
+    """
+    config = base_model(model).generation_config
     stops = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     stops = dict.fromkeys([*(stop for stop in stops if stop is not None), end_of_turn(tokenizer)])
     config.eos_token_id = list(stops) if len(stops) > 1 else next(iter(stops))
-    return config
+    try:
+        config.validate(strict=True)
+    except ValueError:  # as published by some: a temperature, and no sampling that it would be for
+        config.do_sample = True
 
 
 def write_adapter(model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
@@ -86,13 +93,15 @@ def write_model(model: nn.Module, weights: dict[str, torch.Tensor], folder: Path
     """config.json, generation_config.json and model*.safetensors; a tied weight is written once, under its first name."""
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     buffers = {name: tensor for name, tensor in model.state_dict().items() if name not in parameters}
-    plain = base_model(model)
-    plain.save_pretrained(folder, state_dict={**weights, **buffers})
+    base_model(model).save_pretrained(folder, state_dict={**weights, **buffers})
+    # The dtype that transformers writes is the live module's, which DeepSpeed may have cast; the weights are fp32.
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": "float32"}, indent=2) + "\n")
 
 
 def check_model(folder: Path, weights: dict[str, torch.Tensor]) -> None:
     """Plain transformers loads the folder and gets every gathered weight back, whole and to the bit."""
-    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    plain = AutoModelForCausalLM.from_pretrained(folder)
     compare(weights, {name: parameter.detach() for name, parameter in trainable_parameters(plain).items()}, folder)
 
 
@@ -112,5 +121,5 @@ def compare(expected: dict[str, torch.Tensor], stored: dict[str, torch.Tensor], 
         if tensor.shape != stored[name].shape:
             shapes = f"{list(stored[name].shape)} in place of {list(tensor.shape)}"
             raise failed("incomplete-result", f"{folder}: {name} has shape {shapes}")
-        if not torch.equal(tensor, stored[name].to(tensor.dtype)):
+        if tensor.dtype != stored[name].dtype or not torch.equal(tensor, stored[name]):
             raise failed("changed-result", f"{folder}: {name} was written with other values than were trained")

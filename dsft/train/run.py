@@ -17,8 +17,8 @@ from dsft.train.engines import engine as engine_module
 from dsft.train.engines.wrapped import Wrapped
 from dsft.train.loop import evaluate, train
 from dsft.train.model import build_model, load_tokenizer
-from dsft.train.result import result_folder, save_result
-from dsft.train.world import World, on_main
+from dsft.train.result import result_folder, save_result, settle_generation
+from dsft.train.world import World, on_main, total
 
 # What may differ between a run and its continuation. The rest decides what is learned, and must not.
 FREE_TO_CHANGE = {"recipe_sha256", "versions", "strategy", "checkpoint", "logging", "cluster", "launcher", "files"}
@@ -43,14 +43,16 @@ def run(plan: Plan, directory: Path, world: World) -> Path:
     model = build_model(plan)
     if saved:
         checkpoint.load_parameters(saved, model)
+    settle_generation(model, tokenizer)
     sizes = _sizes(model)
     engine = engine_module(plan.strategy.engine)
     wrapped = engine.wrap(plan, model, world, directory)
     if saved:
         checkpoint.load_optimizer(saved, plan, engine, wrapped)
     torch.manual_seed(plan.training.seed + world.rank)  # dropout draws differ between ranks
-    if saved and not checkpoint.load_random_state(saved, world):
-        print(f"rank {world.rank}: the checkpoint has no random state; dropout draws differ from here on", flush=True)
+    restored = checkpoint.load_random_state(saved, world) if saved else True
+    if total([not restored], world)[0] and plan.method.lora_dropout and world.is_main:
+        print("The checkpoint is of another world: dropout draws differ from here on.", flush=True)
 
     with report.reporting(plan, world, done) as reporter:
         reporter.begin(sizes, _supervision(examples))
@@ -61,7 +63,7 @@ def run(plan: Plan, directory: Path, world: World) -> Path:
             final = update.number == plan.training.total_updates
             if final or _due(update.number, plan.training.eval_updates):
                 reporter.evaluated(update.number, _assess(plan, wrapped, evaluation, world))
-            if _due(update.number, plan.checkpoint.save_updates) and not final:
+            if _due(update.number, plan.checkpoint.save_updates) or (final and plan.checkpoint.save_updates):
                 reporter.saved(checkpoint.save(plan, engine, wrapped, world, update.number))
         result = save_result(plan, engine, wrapped, model, tokenizer, world)
         reporter.end(result, time.perf_counter() - started)
@@ -102,6 +104,14 @@ def _start_or_resume(plan: Plan) -> tuple[checkpoint.Saved | None, bool]:
             )
         if result_folder(plan).is_dir():
             return None, True
+    else:
+        taken = [name for name in ("adapter", "model", "checkpoints", report.METRICS) if (folder / name).exists()]
+        if taken:
+            raise refused(
+                "folder-taken",
+                f"{folder} holds {', '.join(taken)} of something else than a run of dsft",
+                help="choose another checkpoint.output_dir",
+            )
     folder.mkdir(parents=True, exist_ok=True)
     before.write_text(to_json(plan))
     return checkpoint.newest(folder), False

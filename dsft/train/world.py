@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,6 +17,7 @@ from dsft.plan.versions import installed_versions
 
 if TYPE_CHECKING:
     import torch
+    from safetensors import SafetensorError
 
 # What `accelerate launch` tells its processes. It is compared with the plan and then taken away: libraries read these
 # names too (transformers leaves the weights of all ranks but 0 empty when it sees ACCELERATE_USE_FSDP).
@@ -28,8 +30,6 @@ class World:
 
     rank: int
     size: int
-    local_rank: int
-    local_size: int
     device: torch.device
     store: torch.distributed.Store  # shared by all ranks, without the process group
 
@@ -168,7 +168,7 @@ def join(plan: Plan) -> World:
                 f"the plan is for {plan.batch.world_size} processes, but {dist.get_world_size()} joined",
             )
         )
-    return World(rank, size, local_rank, local_size, device, store)
+    return World(rank, size, device, store)
 
 
 def leave() -> None:
@@ -194,21 +194,28 @@ def on_main(world: World, function: Callable[..., Any], *arguments: Any) -> Any:
     What the disk refuses is a DsftError too: a rank that failed alone would leave the others waiting.
     """
     import torch.distributed as dist
+    from safetensors import SafetensorError
 
+    dist.barrier()  # what the other ranks did before is done, on their disks too
     outcome: list[Any] = [None, None]
     if world.is_main:
         try:
             outcome[0] = function(*arguments)
         except DsftError as error:
             outcome[1] = (error.problems, error.exit_code)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             outcome[1] = (disk_problem(error),), EXIT_FAILED
+        except Exception as error:  # noqa: BLE001 - the others must hear of it, whatever it is
+            traceback.print_exc()
+            outcome[1] = (Problem("internal", f"{type(error).__name__}: {error}"),), EXIT_FAILED
     dist.broadcast_object_list(outcome)
     if outcome[1]:
         raise DsftError(*outcome[1])
     return outcome[0]
 
 
-def disk_problem(error: OSError) -> Problem:
+def disk_problem(error: OSError | SafetensorError) -> Problem:
     """What the disk refused: no space, no permission, a file that has gone."""
-    return Problem("disk", f"{error.filename or 'writing'}: {error.strerror or error}")
+    if isinstance(error, OSError) and error.filename:
+        return Problem("disk", f"{error.filename}: {error.strerror}")
+    return Problem("disk", f"cannot write: {error}")

@@ -34,6 +34,7 @@ def test_messages_rows():
         (chat_messages, {"messages": []}, 'needs "messages"'),
         (chat_messages, {"messages": [{"role": "user"}]}, '"content" of message 1 is a string, and this is not there'),
         (chat_messages, {"messages": CHAT[:1]}, "nothing to learn"),
+        (chat_messages, {"messages": CHAT[::-1]}, "speaks before the user"),
     ],
 )
 def test_a_row_of_another_kind_says_what_is_wrong(convert, row, message):

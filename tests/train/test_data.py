@@ -62,6 +62,15 @@ def test_a_template_that_ends_turns_with_nothing_is_refused():
         encode(CHAT, tiny.tokenizer(template=template))
 
 
+def test_an_ending_of_nothing_is_found_though_the_turn_starts_on_a_new_line():
+    template = (
+        "{% for m in messages %}{{ '### ' + m['role'] + ':\n' + m['content'] + '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '### assistant:' }}{% endif %}"
+    )
+    with pytest.raises(RowError, match="ends an assistant turn with nothing"):
+        encode(CHAT, tiny.tokenizer(template=template))
+
+
 def test_one_bos_where_template_and_tokenizer_both_have_one():
     from tokenizers.processors import TemplateProcessing
 

@@ -73,11 +73,52 @@ def test_ten_fp32_updates_follow_one_process(follow, engine, shape, method):
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize("shape", [(2, 2, 1), (2, 1, 2)], ids=["2x2x1", "2x1x2"])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_bf16_stays_near_one_process(follow, engine, method):
+def test_bf16_stays_near_one_process(follow, engine, shape, method):
     reference = follow("single", (1, 4, 1), method, precision="bf16")
-    run = follow(engine, (2, 2, 1), method, precision="bf16")
+    run = follow(engine, shape, method, precision="bf16")
     assert difference(run, reference, "loss") < 5e-3
+    from transformers import AutoModelForCausalLM
+
+    if method == "full":  # what plain transformers loads is what was trained, not its rounding
+        loaded = AutoModelForCausalLM.from_pretrained(run.output / "model").state_dict()
+        assert all(torch.equal(loaded[name], tensor) for name, tensor in run.weights.items())
+        assert loaded["model.norm.weight"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("engine", ["single", *ENGINES])
+def test_evaluation_is_the_token_mean_of_plain_transformers(follow, model, data, engine):
+    """Before, during and after; five rows over two ranks of two."""
+    shape = (1, 4, 1) if engine == "single" else (2, 2, 1)
+    run = follow(engine, shape, "lora", eval_split_rows=5, eval_updates=3)
+    losses = {entry["update"]: entry["eval_loss"] for entry in run.metrics if "eval_loss" in entry}
+    assert list(losses) == [0, 3, 6, 9, 10]
+    assert losses[0] == pytest.approx(plain_evaluation(model, data), rel=1e-6)
+    reference = follow("single", (1, 4, 1), "lora", eval_split_rows=5, eval_updates=3)
+    for entry in reference.metrics:
+        if "eval_loss" in entry:
+            assert losses[entry["update"]] == pytest.approx(entry["eval_loss"], rel=1e-6)
+
+
+def plain_evaluation(model, data) -> float:
+    """The mean loss over the answers' tokens of the held-out rows, one row at a time, by transformers alone."""
+    import json
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    plain, tokenizer = AutoModelForCausalLM.from_pretrained(model), AutoTokenizer.from_pretrained(model)
+    rows = json.loads(data.read_text())
+    held_out = torch.randperm(len(rows), generator=torch.Generator().manual_seed(7))[:5]
+    losses = []
+    for row in held_out.tolist():
+        prompt = f"<|im_start|>user\n{rows[row]['instruction']}<|im_end|>\n<|im_start|>assistant\n"
+        start = len(tokenizer(prompt)["input_ids"])
+        ids = torch.tensor([tokenizer(f"{prompt}{rows[row]['output']}<|im_end|>")["input_ids"]])
+        with torch.no_grad():
+            logits = plain(input_ids=ids).logits[0, start - 1 : -1]
+        losses.append(torch.nn.functional.cross_entropy(logits, ids[0, start:], reduction="none"))
+    return float(torch.cat(losses).mean())
 
 
 @pytest.mark.parametrize("engine", ["fsdp", "zero2", "zero3"])
@@ -124,6 +165,19 @@ def test_clipping_means_the_same_everywhere(follow, model, engine, clip):
     norm = run.updates[0]["grad_norm"]
     assert norm > 1  # the norm reported is the one before clipping
     assert size == pytest.approx(min(norm, clip or norm), rel=1e-4)
+
+
+def test_gradient_checkpointing_is_on_where_it_is_asked_for(model, data, tmp_path):
+    """Each layer runs forward twice: once without keeping activations, once more in the backward pass."""
+    from dsft.train.model import build_model, decoder_layers
+
+    for asked, runs in ((False, 1), (True, 2)):
+        built = build_model(tiny.plan(model, data, tmp_path, checkpointing=asked))
+        calls = []
+        attention = decoder_layers(built)[0].self_attn
+        attention.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        built(input_ids=torch.ones(1, 4, dtype=torch.long), use_cache=False).logits.sum().backward()
+        assert len(calls) == runs
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp", "zero3"])

@@ -8,6 +8,7 @@ import shutil
 import pytest
 import tiny
 import torch
+from safetensors.torch import load_file
 
 pytestmark = pytest.mark.slow
 
@@ -30,12 +31,13 @@ def plan_for(engine: str, model, data, output, **changes):
 
 
 def interrupt_after_checkpoint(run) -> None:
-    """Leaves the run as one that was killed after its last checkpoint, some updates later."""
+    """Leaves the run as one that was killed some updates after its checkpoint of update four."""
+    shutil.rmtree(run.output / "checkpoints" / "update-00000008")
     for result in ("adapter", "model"):
         shutil.rmtree(run.output / result, ignore_errors=True)
 
 
-@pytest.mark.parametrize(("method", "precision"), [("lora", "fp32"), ("lora", "bf16"), ("full", "fp32")])
+@pytest.mark.parametrize(("method", "precision"), [("lora", "fp32"), ("lora", "bf16"), ("full", "fp32"), ("full", "bf16")])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_resume_on_the_same_shape_is_exact(trained, model, data, tmp_path, engine, method, precision):
     """Eight updates over an epoch's end at six; the checkpoint is at four; dropout draws on."""
@@ -44,7 +46,9 @@ def test_resume_on_the_same_shape_is_exact(trained, model, data, tmp_path, engin
     weights = whole.weights
     interrupt_after_checkpoint(whole)
     resumed = trained(plan)
+    assert resumed.updates[:4] == whole.updates[:4]  # the very lines of the first run, times included
     assert [entry["update"] for entry in resumed.updates] == list(range(1, 9))
+    assert all(now["seconds"] != then["seconds"] for now, then in zip(resumed.updates[4:], whole.updates[4:]))
     for before, after in zip(whole.updates, resumed.updates, strict=True):
         assert before["loss"] == after["loss"]
         assert before["grad_norm"] == after["grad_norm"]
@@ -57,6 +61,7 @@ def test_resume_on_another_engine_and_world_follows(trained, model, data, tmp_pa
     run = trained(plan_for(first, model, data, tmp_path / "out", method="full"))
     interrupt_after_checkpoint(run)
     resumed = trained(plan_for(second, model, data, tmp_path / "out", method="full"))
+    assert resumed.updates[:4] == run.updates[:4]
     for ours, theirs in zip(resumed.updates, reference.updates, strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-6)
     for name, tensor in reference.weights.items():
@@ -88,12 +93,46 @@ def test_resume_never_refuses_a_folder_with_a_run(trained, attempt, model, data,
 
 @pytest.mark.parametrize("engine", ["fsdp", "zero3"])
 def test_saving_is_collective_and_leaves_one_whole_set(trained, model, data, tmp_path, engine):
-    plan = tiny.change(plan_for(engine, model, data, tmp_path / "out"), "checkpoint", save_updates=2, keep=2)
+    plan = tiny.change(
+        plan_for(engine, model, data, tmp_path / "out", precision="bf16"), "checkpoint", save_updates=2, keep=2
+    )
     run = trained(plan)
     kept = sorted(path.name for path in (run.output / "checkpoints").iterdir())
-    assert kept == ["update-00000004", "update-00000006"]
+    assert kept == ["update-00000006", "update-00000008"]
     for folder in (run.output / "checkpoints").iterdir():
         assert sorted(path.name for path in folder.iterdir()) == [
             "moments.safetensors", "parameters.safetensors", "rng-00000.safetensors", "rng-00001.safetensors",
             "state.json",
         ]  # fmt: skip
+        for name in ("moments", "parameters"):
+            stored = load_file(folder / f"{name}.safetensors")
+            assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
+
+
+def test_zero3_resumes_where_a_parameter_does_not_divide_by_the_ranks(trained, data, tmp_path):
+    """Adapters of 3 x 65 weights on two ranks: the last rank's part is padded."""
+    model = tiny.write_model(tmp_path / "model", width=65)
+    plan = tiny.change(plan_for("zero3", model, data, tmp_path / "out", precision="bf16"), "method", r=3)
+    whole = trained(plan)
+    weights = whole.weights
+    interrupt_after_checkpoint(whole)
+    resumed = trained(plan)
+    assert all(torch.equal(weights[name], tensor) for name, tensor in resumed.weights.items())
+
+
+def test_a_run_whose_result_could_not_be_written_needs_no_training_again(trained, model, data, tmp_path):
+    plan = plan_for("single", model, data, tmp_path / "out")
+    whole = trained(plan)
+    weights = whole.weights
+    shutil.rmtree(whole.output / "adapter")
+    again = trained(plan)
+    assert again.updates == whole.updates
+    assert all(torch.equal(weights[name], tensor) for name, tensor in again.weights.items())
+
+
+@pytest.mark.parametrize("name", ["model", "checkpoints", "metrics.jsonl"])
+def test_what_is_not_a_run_is_never_replaced(attempt, model, data, tmp_path, name):
+    (tmp_path / "out" / name).mkdir(parents=True)
+    ((outcome, _),) = attempt(plan_for("single", model, data, tmp_path / "out", method="full"))
+    assert outcome == "failed folder-taken"
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [name]

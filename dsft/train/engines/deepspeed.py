@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from dsft.plan.record import Plan
@@ -28,7 +29,7 @@ def wrap(plan: Plan, model: nn.Module, world: World, directory: Path) -> Wrapped
     optimizer = make_optimizer(model, plan.training)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=str(directory / "deepspeed.json"))
     for name, weight in exact.items():
-        deepspeed.utils.safe_set_full_fp32_param(trainable[name], weight.to(world.device))
+        _set(trainable[name], weight.to(world.device))
     return Wrapped(engine, engine.optimizer, trainable)
 
 
@@ -72,8 +73,6 @@ def read_moment(wrapped: Wrapped, parameter: nn.Parameter, key: str) -> torch.Te
 
 
 def write_moments(wrapped: Wrapped, moments: Mapping[str, Mapping[str, torch.Tensor]], updates: int) -> None:
-    from deepspeed.utils import safe_set_full_optimizer_state
-
     keys = next(iter(moments.values())).keys()
     zero, inner = wrapped.optimizer, wrapped.optimizer.optimizer  # DeepSpeed's around torch's
     stage3 = hasattr(zero, "fp32_partitioned_groups_flat")
@@ -84,7 +83,27 @@ def write_moments(wrapped: Wrapped, moments: Mapping[str, Mapping[str, torch.Ten
         _map_states(zero)
     for name, parameter in wrapped.trainable.items():
         for key, moment in moments[name].items():
-            safe_set_full_optimizer_state(parameter, moment.to(parameter.device), key)
+            _set(parameter, moment.to(parameter.device), key)
+
+
+def _set(parameter: nn.Parameter, whole: torch.Tensor, key: str | None = None) -> None:
+    """Puts a whole fp32 weight, or the optimizer state `key` of it, into this rank's part of the masters."""
+    from deepspeed import utils
+
+    if not hasattr(parameter, "ds_id"):  # ZeRO-1 and 2
+        if key is None:
+            utils.safe_set_full_fp32_param(parameter, whole)
+        else:
+            utils.safe_set_full_optimizer_state(parameter, whole, key)
+        return
+    # ZeRO-3 pads parameters to equal parts, which safe_set_full_* forgets: the last rank would read past the end.
+    size = parameter.partition_numel()
+    padded = torch.nn.functional.pad(whole.flatten(), (0, size * dist.get_world_size() - whole.numel()))
+    part = padded.narrow(0, size * dist.get_rank(), size)
+    if key is None:
+        utils.safe_set_local_fp32_param(parameter, part)
+    else:
+        utils.safe_set_local_optimizer_state(parameter, part, key)
 
 
 def _map_states(zero) -> None:
