@@ -216,6 +216,13 @@ def _parser() -> argparse.ArgumentParser:
     sub = command(generate, "generate")
     sub.add_argument("model", metavar="MODEL", type=Path, help="a run's folder, an adapter or a model")
     sub.add_argument("prompt", metavar="PROMPT", help="what the user says")
-    sub.add_argument("--max-new-tokens", metavar="N", type=int, default=256, help="longest answer (default: 256)")
+    sub.add_argument("--max-new-tokens", metavar="N", type=_positive, default=256, help="longest answer (default: 256)")
     command(schema, "schema")
     return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of tokens")
+    return number

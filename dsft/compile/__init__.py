@@ -77,6 +77,13 @@ def write(artifacts: Artifacts, directory: str | Path) -> None:
     DsftError where the folder cannot be written.
     """
     directory = Path(directory)
+    taken = [name for name in NAMES if os.path.exists(directory / name)]
+    if taken and "plan.json" not in taken:
+        raise refused(
+            "folder-taken",
+            f"{directory} holds {', '.join(taken)}, which dsft compile has not written",
+            help="choose another folder with -o",
+        )
     try:
         for name in NAMES:
             if name not in artifacts.files:
@@ -86,7 +93,7 @@ def write(artifacts: Artifacts, directory: str | Path) -> None:
     except OSError as error:
         raise refused(
             "cannot-write",
-            f"cannot write {error.filename}: {error.strerror}",
+            f"cannot write {error.filename or directory}: {error.strerror}",
             help="choose another folder with -o, or make this one writable",
         ) from error
 

@@ -100,6 +100,7 @@ def _wind_down(job: _Job, grace: float) -> None:
     before = len(job.received)
     if before:
         job.send(job.received[0])
+        print("dsft: waiting for the processes to end; a second signal ends them at once", file=sys.stderr, flush=True)
         # They may be writing a checkpoint: the time begins when the first has ended.
         _wait_until(lambda: job.running() < len(job.children) or len(job.received) > before)
     else:

@@ -79,7 +79,7 @@ def _plan_checkpoint(recipe: Recipe, cwd: Path) -> record.Checkpoint:
     said = recipe.get("checkpoint", "output_dir")
     output_dir = said or str(Path(os.path.abspath(cwd)) / "runs" / recipe.get("name"))
     for folder in (Path(output_dir), *Path(output_dir).parents):
-        if folder.exists():
+        if os.path.exists(folder):  # unlike Path.exists, no error for a name that is too long
             if not folder.is_dir():
                 raise refused(
                     "not-a-directory",

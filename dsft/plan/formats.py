@@ -52,6 +52,17 @@ def chat_messages(row: Any) -> list[dict[str, str]]:
 FORMATS = {"alpaca": alpaca_messages, "messages": chat_messages}
 
 
+def to_messages(format: str, row: Any) -> list[dict[str, str]]:
+    """`row` as messages whose text is text. Raises RowError."""
+    messages = FORMATS[format](row)
+    for at, message in enumerate(messages, start=1):
+        try:
+            message["content"].encode()
+        except UnicodeEncodeError as error:
+            raise RowError(f"message {at} holds half of a UTF-16 pair, which is no character") from error
+    return messages
+
+
 def _present(row: dict) -> str:
     return f"; this one has {', '.join(row)}" if row else "; this one is empty"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dsft.errors import DsftError, Problem, Where, failed
-from dsft.plan.formats import FORMATS, RowError
+from dsft.plan.formats import FORMATS, RowError, to_messages
 
 BOM = b"\xef\xbb\xbf"
 SPACE = " \t\r\n"
@@ -39,7 +39,7 @@ def scan(path: str | Path, format: str) -> tuple[int, str]:
     for row in _rows(path, content):
         rows += 1
         try:
-            FORMATS[format](row.value)
+            to_messages(format, row.value)
         except RowError as error:
             problems.append(Problem("bad-row", str(error), Where(str(path), row.line)))
     if problems and len(problems) == rows:
@@ -111,7 +111,7 @@ def _line_rows(path: str | Path, content: bytes) -> Iterator[Row]:
             yield Row(number, json.loads(line.decode("utf-8")))
         except UnicodeDecodeError as error:
             raise _bad(path, number, "not-utf-8", f"byte {error.start + 1} of the line is not UTF-8") from error
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise _bad(path, number, "data-syntax", f"not JSON: {error}") from error
 
 
@@ -140,8 +140,8 @@ def _array_rows(path: str | Path, content: bytes) -> Iterator[Row]:
             value, at = decoder.raw_decode(text, at)
         except json.JSONDecodeError as error:
             raise _bad(path, line_at(error.pos), "data-syntax", f"not JSON: {error.msg}") from error
-        except RecursionError as error:
-            raise _bad(path, start, "data-syntax", "not JSON that can be read: nested too deeply") from error
+        except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets without end
+            raise _bad(path, start, "data-syntax", f"not JSON that can be read: {error}") from error
         yield Row(start, value)
         at = skip(at)
         if text[at : at + 1] == ",":

@@ -15,6 +15,8 @@ from dsft.errors import EXIT_FAILED, EXIT_INTERRUPTED, DsftError, refused
 from dsft.plan.record import Plan, from_json
 from dsft.train import world
 
+LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")  # gloo's words for a process that died
+
 
 def main(arguments: list[str]) -> int:
     """Runs the plan and returns the exit code. The error boundary of training processes."""
@@ -46,7 +48,10 @@ def main(arguments: list[str]) -> int:
         return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except Exception:  # noqa: BLE001 - a fault of dsft or of what it stands on: all that is known, and whose it is
+    except Exception as error:  # noqa: BLE001 - a fault of dsft or of what it stands on: all that is known, and whose it is
+        if isinstance(error, RuntimeError) and any(sign in str(error) for sign in LOST):
+            print(f"[rank {rank}] the connection to another process of the job is lost", file=sys.stderr, flush=True)
+            return EXIT_FAILED
         text = traceback.format_exc()
         print("".join(f"[rank {rank}] {line}\n" for line in text.splitlines()), end="", file=sys.stderr, flush=True)
         return EXIT_FAILED

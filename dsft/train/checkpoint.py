@@ -45,9 +45,14 @@ class Saved:
 
 def newest(output_dir: Path) -> Saved | None:
     """The newest complete checkpoint of a run, or None."""
-    found = [path for path in (output_dir / "checkpoints").glob(f"{PREFIX}*") if (path / "state.json").is_file()]
-    saved = [Saved(path, int(path.name.removeprefix(PREFIX))) for path in found]
-    return max(saved, key=lambda checkpoint: checkpoint.update, default=None)
+    return next(reversed(_complete(output_dir / "checkpoints")), None)
+
+
+def _complete(folder: Path) -> list[Saved]:
+    """The checkpoints in `folder`, oldest first. Folders of other names are the user's own."""
+    found = [path for path in folder.glob(f"{PREFIX}*") if path.name.removeprefix(PREFIX).isdecimal()]
+    saved = [Saved(path, int(path.name.removeprefix(PREFIX))) for path in found if (path / "state.json").is_file()]
+    return sorted(saved, key=lambda checkpoint: checkpoint.update)
 
 
 def save(plan: Plan, engine: ModuleType, wrapped: Wrapped, world: World, update: int) -> Path:
@@ -73,8 +78,8 @@ def _write_whole(folder: Path, parameters: dict, moments: dict, state: dict) -> 
 
 def _publish(temporary: Path, final: Path, keep: int) -> None:
     folders.finish(temporary, final)
-    for old in sorted(final.parent.glob(f"{PREFIX}*"))[:-keep]:
-        shutil.rmtree(old)
+    for old in _complete(final.parent)[:-keep]:
+        shutil.rmtree(old.path)
 
 
 def collect(wrapped: Wrapped, world: World, whole: Callable[..., torch.Tensor]) -> dict[str, torch.Tensor]:

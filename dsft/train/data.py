@@ -18,7 +18,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from dsft.errors import EXIT_FAILED, DsftError, Problem, Where, failed
-from dsft.plan.formats import FORMATS, RowError
+from dsft.plan.formats import RowError, to_messages
 from dsft.plan.record import DataFile, Plan
 from dsft.plan.rows import Row, read_rows, shorten
 
@@ -87,7 +87,7 @@ def _encode(rows: list[tuple[DataFile, Row]], tokenizer: PreTrainedTokenizerBase
     columns: dict[str, list[list[int]]] = {"input_ids": [], "labels": []}
     for file, row in rows:
         try:
-            ids, labels = encode(FORMATS[file.format](row.value), tokenizer)
+            ids, labels = encode(to_messages(file.format, row.value), tokenizer)
         except RowError as error:
             problems.append(Problem("bad-row", str(error), Where(file.path, row.line)))
             continue

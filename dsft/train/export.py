@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from dsft.errors import Where, refused
+from dsft.errors import Where, failed, refused
 from dsft.train import folders
 from dsft.train.report import quieten_libraries
 
@@ -40,8 +42,9 @@ def load_result(source: Path) -> tuple[torch.nn.Module, AutoTokenizer]:
         else:
             model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
         return model.eval(), AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise refused("model-load", f"cannot load {folder}: {error}", where=Where(str(folder))) from error
+    except Exception as error:
+        message = f"cannot load {folder}: {type(error).__name__}: {error}"
+        raise refused("model-load", message, where=Where(str(folder)), help="is it whole?") from error
 
 
 def export(source: Path, target: Path) -> Path:
@@ -49,11 +52,18 @@ def export(source: Path, target: Path) -> Path:
 
     Raises DsftError where `target` exists: nothing is overwritten.
     """
+    target = Path(os.path.abspath(target))
+    if not target.parent.is_dir():
+        raise refused("no-folder", f"{target.parent} is not a folder", help="make it first, or name another place")
     if target.exists() and any(target.iterdir() if target.is_dir() else [target]):
         raise refused("target-exists", f"{target} is already there", help="name a new folder, or remove this one")
     model, tokenizer = load_result(source)
-    temporary = folders.begin(target)
-    model.save_pretrained(temporary)
-    tokenizer.save_pretrained(temporary)
-    folders.finish(temporary, target)
+    try:
+        temporary = folders.begin(target)
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        folders.finish(temporary, target)
+    except (OSError, SafetensorError) as error:
+        folders.discard(target)
+        raise failed("disk", f"cannot write {target}: {error}") from error
     return target

@@ -17,7 +17,7 @@ def load_tokenizer(plan: Plan) -> PreTrainedTokenizerBase:
         tokenizer = AutoTokenizer.from_pretrained(
             model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
         )
-    except (OSError, ValueError) as error:
+    except Exception as error:
         raise failed("model-load", f"no tokenizer from {model.path}: {_first_line(error)}") from error
     if plan.data.chat_template is not None:
         tokenizer.chat_template = plan.data.chat_template
@@ -39,15 +39,23 @@ def build_model(plan: Plan) -> nn.Module:
     lora = plan.method.type == "lora"
     dtype = torch.bfloat16 if lora and plan.training.precision == "bf16" else torch.float32
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model, loading = AutoModelForCausalLM.from_pretrained(
             plan.model.path,
             revision=plan.model.revision,
             trust_remote_code=plan.model.trust_remote_code,
             attn_implementation=plan.model.attn_implementation,
             dtype=dtype,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, ImportError) as error:
+    except Exception as error:
         raise failed("model-load", f"cannot load {plan.model.path}: {_first_line(error)}") from error
+    missing = sorted(loading["missing_keys"])
+    if missing:  # transformers fills them with random numbers and goes on
+        raise failed(
+            "model-incomplete",
+            f"{plan.model.path} lacks {len(missing)} weights that its config.json asks for, the first is {missing[0]}",
+            help="take a whole copy of the model",
+        )
     if lora:
         model = _with_adapters(model, plan)
     if plan.model.gradient_checkpointing:

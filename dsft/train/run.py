@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
+import os
 import time
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import torch
 
 from dsft.errors import refused
 from dsft.plan.record import Plan, from_json, to_json
-from dsft.train import checkpoint, report
+from dsft.train import checkpoint, folders, report
 from dsft.train.data import Examples, load_examples
 from dsft.train.engines import engine as engine_module
 from dsft.train.engines.wrapped import Wrapped
@@ -19,6 +21,8 @@ from dsft.train.loop import evaluate, train
 from dsft.train.model import build_model, load_tokenizer
 from dsft.train.result import result_folder, save_result, settle_generation
 from dsft.train.world import World, on_main, total
+
+RECORD = "run.json"  # the plan of the run, in its output folder
 
 # What may differ between a run and its continuation. The rest decides what is learned, and must not.
 FREE_TO_CHANGE = {"recipe_sha256", "versions", "strategy", "checkpoint", "logging", "cluster", "launcher", "files"}
@@ -31,6 +35,15 @@ def run(plan: Plan, directory: Path, world: World) -> Path:
     """
     started = time.perf_counter()
     report.quieten_libraries()
+    lock = on_main(world, _lock, Path(plan.checkpoint.output_dir))
+    try:
+        return _run(plan, directory, world, started)
+    finally:
+        if world.is_main:
+            os.close(lock)
+
+
+def _run(plan: Plan, directory: Path, world: World, started: float) -> Path:
     saved, finished = on_main(world, _start_or_resume, plan)
     if finished:
         if world.is_main:
@@ -78,13 +91,29 @@ def _due(update: int, every: int | None) -> bool:
     return every is not None and update % every == 0
 
 
+def _lock(folder: Path) -> int:
+    """Takes the output folder for this run until the descriptor is closed, by a kill too."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR, 0o666)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(lock)
+        raise refused(
+            "run-busy",
+            f"another run is writing to {folder}",
+            help="wait for it, or choose another name or checkpoint.output_dir",
+        ) from error
+    return lock
+
+
 def _start_or_resume(plan: Plan) -> tuple[checkpoint.Saved | None, bool]:
     """The checkpoint to go on from, and whether the run is finished. Called on the main rank; marks output_dir as taken.
 
     Raises DsftError where output_dir holds another run, or any under "never".
     """
     folder = Path(plan.checkpoint.output_dir)
-    before = folder / "plan.json"
+    before = folder / RECORD
     if before.is_file():
         if plan.checkpoint.resume == "never":
             raise refused(
@@ -95,7 +124,8 @@ def _start_or_resume(plan: Plan) -> tuple[checkpoint.Saved | None, bool]:
         try:
             differences = list(_differences(from_json(before.read_text()), plan))
         except ValueError as error:
-            raise refused("run-unreadable", f"cannot read {before}: {error}") from error
+            help = "written by another version of dsft? Choose another checkpoint.output_dir, or remove that folder"
+            raise refused("run-unreadable", f"cannot read {before}: {error}", help=help) from error
         if differences:
             raise refused(
                 "other-run",
@@ -112,8 +142,7 @@ def _start_or_resume(plan: Plan) -> tuple[checkpoint.Saved | None, bool]:
                 f"{folder} holds {', '.join(taken)} of something else than a run of dsft",
                 help="choose another checkpoint.output_dir",
             )
-    folder.mkdir(parents=True, exist_ok=True)
-    before.write_text(to_json(plan))
+    folders.write_text(before, to_json(plan))
     return checkpoint.newest(folder), False
 
 

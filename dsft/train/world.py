@@ -204,7 +204,8 @@ def on_main(world: World, function: Callable[..., Any], *arguments: Any) -> Any:
         except DsftError as error:
             outcome[1] = (error.problems, error.exit_code)
         except (OSError, SafetensorError) as error:
-            outcome[1] = (disk_problem(error),), EXIT_FAILED
+            about = next((str(argument) for argument in arguments if isinstance(argument, Path)), "")
+            outcome[1] = (disk_problem(error, about),), EXIT_FAILED
         except Exception as error:  # noqa: BLE001 - the others must hear of it, whatever it is
             traceback.print_exc()
             outcome[1] = (Problem("internal", f"{type(error).__name__}: {error}"),), EXIT_FAILED
@@ -214,8 +215,8 @@ def on_main(world: World, function: Callable[..., Any], *arguments: Any) -> Any:
     return outcome[0]
 
 
-def disk_problem(error: OSError | SafetensorError) -> Problem:
-    """What the disk refused: no space, no permission, a file that has gone."""
-    if isinstance(error, OSError) and error.filename:
-        return Problem("disk", f"{error.filename}: {error.strerror}")
-    return Problem("disk", f"cannot write: {error}")
+def disk_problem(error: OSError | SafetensorError, about: str = "") -> Problem:
+    """What the disk refused: no space, no permission, a file that has gone. `about` stands in for a missing name."""
+    named = isinstance(error, OSError) and error.filename
+    message = f"{error.filename}: {error.strerror}" if named else f"cannot write {about}: {error}"
+    return Problem("disk", message, help="mend it and start again: the run goes on from its newest checkpoint")

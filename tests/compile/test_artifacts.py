@@ -194,3 +194,13 @@ def test_no_framework_is_imported():
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+def test_files_that_no_compile_wrote_are_not_touched(make_record, tmp_path):
+    (tmp_path / "recipe.json").write_text("mine")
+    (tmp_path / "deepspeed.json").write_text("mine too")
+    with pytest.raises(DsftError) as caught:
+        write(compile_plan(make_record(), "{}\n", tmp_path), tmp_path)
+    assert caught.value.problems[0].kind == "folder-taken"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["deepspeed.json", "recipe.json"]
+    assert (tmp_path / "recipe.json").read_text() == "mine"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 
 from dsft.errors import DsftError
-from dsft.plan.formats import RowError, alpaca_messages, chat_messages
+from dsft.plan.formats import RowError, alpaca_messages, chat_messages, to_messages
 from dsft.plan.rows import scan
 
 CHAT = [{"role": "user", "content": "the fox"}, {"role": "assistant", "content": "jumps"}]
@@ -34,6 +35,7 @@ def test_messages_rows():
         (chat_messages, {"messages": []}, 'needs "messages"'),
         (chat_messages, {"messages": [{"role": "user"}]}, '"content" of message 1 is a string, and this is not there'),
         (chat_messages, {"messages": CHAT[:1]}, "nothing to learn"),
+        (partial(to_messages, "alpaca"), {"instruction": "a\ud800", "output": "b"}, "half of a UTF-16 pair"),
         (chat_messages, {"messages": CHAT[::-1]}, "speaks before the user"),
     ],
 )
@@ -61,3 +63,12 @@ def test_a_file_of_another_format_is_one_problem_that_names_it(tmp_path):
     (problem,) = caught.value.problems
     assert problem.kind == "wrong-format"
     assert problem.help == 'its rows are in format "messages"'
+
+
+@pytest.mark.parametrize("shape", ["{}", "[{}]"])
+def test_a_number_of_thousands_of_digits_is_bad_data_at_its_line(tmp_path, shape):
+    path = tmp_path / "rows.json"
+    path.write_text(shape.replace("{}", '{"instruction": "a", "output": "b", "n": ' + "9" * 5000 + "}"))
+    with pytest.raises(DsftError) as caught:
+        scan(path, "alpaca")
+    assert caught.value.problems[0].where.line == 1

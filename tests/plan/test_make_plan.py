@@ -128,7 +128,7 @@ def test_rules(workshop, monkeypatch, right, wrong, kind):
 
 
 def test_data_files_are_counted_and_hashed(workshop):
-    row = b'{"messages": [{"role": "assistant", "content": "a"}]}'
+    row = b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}'
     content = row + b"\r\n\n" + row
     (workshop.folder / "eval.jsonl").write_bytes(content)
     data = COMPLETE["data"] | {"eval": {"path": "eval.jsonl", "format": "messages"}}

@@ -109,6 +109,46 @@ def test_saving_is_collective_and_leaves_one_whole_set(trained, model, data, tmp
             assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
 
 
+def test_folders_of_the_user_beside_checkpoints_are_left_alone(trained, model, data, tmp_path):
+    plan = tiny.change(plan_for("single", model, data, tmp_path / "out"), "checkpoint", keep=1)
+    (tmp_path / "out").mkdir()
+    run = trained(plan)
+    checkpoints = run.output / "checkpoints"
+    for name in ("update-backup", "update-00000007-good"):
+        (checkpoints / name).mkdir()
+    shutil.rmtree(run.output / "adapter")
+    shutil.rmtree(checkpoints / "update-00000008")
+    trained(plan)
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["update-00000007-good", "update-00000008", "update-backup"]
+
+
+def test_two_runs_do_not_share_a_folder(attempt, model, data, tmp_path):
+    import fcntl
+
+    (tmp_path / "out").mkdir()
+    with (tmp_path / "out" / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ((outcome, _),) = attempt(plan_for("single", model, data, tmp_path / "out"))
+        assert outcome == "failed run-busy"
+    ((outcome, _),) = attempt(plan_for("single", model, data, tmp_path / "out"))
+    assert outcome == "done"
+
+
+def test_a_model_without_all_its_weights_is_refused(attempt, model, data, tmp_path):
+    import json
+
+    broken = tmp_path / "broken"
+    shutil.copytree(model, broken)
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 6}))
+    ((outcome, _),) = attempt(plan_for("single", broken, data, tmp_path / "out"))
+    assert outcome == "failed model-incomplete"
+    weights = (model / "model.safetensors").read_bytes()
+    (broken / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    ((outcome, _),) = attempt(plan_for("single", broken, data, tmp_path / "other"))
+    assert outcome == "failed model-load"
+
+
 def test_zero3_resumes_where_a_parameter_does_not_divide_by_the_ranks(trained, data, tmp_path):
     """Adapters of 3 x 65 weights on two ranks: the last rank's part is padded."""
     model = tiny.write_model(tmp_path / "model", width=65)
@@ -135,4 +175,4 @@ def test_what_is_not_a_run_is_never_replaced(attempt, model, data, tmp_path, nam
     (tmp_path / "out" / name).mkdir(parents=True)
     ((outcome, _),) = attempt(plan_for("single", model, data, tmp_path / "out", method="full"))
     assert outcome == "failed folder-taken"
-    assert [path.name for path in (tmp_path / "out").iterdir()] == [name]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [".lock", name]
