@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import sys
+import time
 import traceback
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from dsft.errors import EXIT_FAILED, EXIT_INTERRUPTED, DsftError, refused
 from dsft.plan.record import Plan, from_json
 from dsft.train import world
 
+QUIET_SECONDS = 5  # a rank that leaves the word to another lets it speak: launchers end all when the first one ends
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")  # gloo's words for a process that died
 
 
@@ -42,6 +44,8 @@ def main(arguments: list[str]) -> int:
         if speaks():
             for problem in error.problems:
                 print(problem.render(), file=sys.stderr, flush=True)
+        else:
+            time.sleep(QUIET_SECONDS)
         return error.exit_code
     except (OSError, SafetensorError) as error:  # the disk: full, not writable, gone
         print(f"[rank {rank}] {world.disk_problem(error).render()}", file=sys.stderr, flush=True)

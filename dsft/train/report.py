@@ -18,6 +18,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from dsft.plan.record import Plan
 from dsft.train.loop import Update
@@ -100,7 +101,9 @@ class Report:
         """The start-up summary and, on a terminal, the progress bar."""
         self._say(summary(self.plan, sizes, supervision, self.done))
         if self.console.is_terminal:
-            columns = (BarColumn(24), MofNCompleteColumn(), TextColumn("{task.fields[status]}"), TimeRemainingColumn())
+            whole = Column(no_wrap=True)
+            status = TextColumn("{task.fields[status]}", table_column=Column(no_wrap=True, overflow="ellipsis"))
+            columns = (BarColumn(10), MofNCompleteColumn(table_column=whole), TimeRemainingColumn(table_column=whole), status)
             self.progress = Progress(*columns, console=self.console)
             total = self.plan.training.total_updates
             self.task = self.progress.add_task("", total=total, completed=self.done, status="")

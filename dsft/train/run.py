@@ -114,7 +114,14 @@ def _start_or_resume(plan: Plan) -> tuple[checkpoint.Saved | None, bool]:
     """
     folder = Path(plan.checkpoint.output_dir)
     before = folder / RECORD
-    if before.is_file():
+    begun = [name for name in ("adapter", "model", "checkpoints", report.METRICS) if (folder / name).exists()]
+    if begun and not before.is_file():
+        raise refused(
+            "folder-taken",
+            f"{folder} holds {', '.join(begun)} of something else than a run of dsft",
+            help="choose another checkpoint.output_dir",
+        )
+    if begun:  # a run that failed before its first update binds nobody
         if plan.checkpoint.resume == "never":
             raise refused(
                 "run-exists",
@@ -134,14 +141,6 @@ def _start_or_resume(plan: Plan) -> tuple[checkpoint.Saved | None, bool]:
             )
         if result_folder(plan).is_dir():
             return None, True
-    else:
-        taken = [name for name in ("adapter", "model", "checkpoints", report.METRICS) if (folder / name).exists()]
-        if taken:
-            raise refused(
-                "folder-taken",
-                f"{folder} holds {', '.join(taken)} of something else than a run of dsft",
-                help="choose another checkpoint.output_dir",
-            )
     folders.write_text(before, to_json(plan))
     return checkpoint.newest(folder), False
 

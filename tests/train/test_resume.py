@@ -84,6 +84,13 @@ def test_another_recipe_does_not_go_on_with_it(trained, attempt, model, data, tm
     assert outcome == "failed other-run"
 
 
+def test_a_start_that_failed_does_not_bind_the_mended_one(attempt, model, data, tmp_path):
+    ((outcome, _),) = attempt(plan_for("single", tmp_path / "no-model", data, tmp_path / "out"))
+    assert outcome == "failed model-load"
+    ((outcome, _),) = attempt(plan_for("single", model, data, tmp_path / "out"))
+    assert outcome == "done"
+
+
 def test_resume_never_refuses_a_folder_with_a_run(trained, attempt, model, data, tmp_path):
     plan = plan_for("single", model, data, tmp_path / "out", resume="never")
     trained(plan)
