@@ -13,7 +13,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dsft.plan.record import Plan
-from dsft.train.engines.single import backward
+from dsft.train.engines.single import backward, update
 from dsft.train.engines.wrapped import Wrapped, trainable_parameters
 from dsft.train.model import decoder_layers
 from dsft.train.optimizer import make_optimizer
@@ -39,17 +39,6 @@ def wrap(plan: Plan, model: nn.Module, world: World, directory: Path) -> Wrapped
 def accumulating(wrapped: Wrapped, last: bool) -> contextlib.AbstractContextManager:
     wrapped.model.set_requires_gradient_sync(last)
     return contextlib.nullcontext()
-
-
-def update(wrapped: Wrapped, max_grad_norm: float | None) -> float:
-    gradients = [p.grad for p in wrapped.trainable.values() if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients)
-    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm  # a rank's own norm is that of its shards only
-    if max_grad_norm is not None:
-        torch.nn.utils.clip_grads_with_norm_(wrapped.trainable.values(), max_grad_norm, norm)
-    wrapped.optimizer.step()
-    wrapped.optimizer.zero_grad()
-    return float(norm)
 
 
 def gather(wrapped: Wrapped, parameter: nn.Parameter) -> torch.Tensor:

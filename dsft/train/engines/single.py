@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from dsft.plan.record import Plan
 from dsft.train.engines.wrapped import Wrapped, trainable_parameters
@@ -38,6 +39,8 @@ def backward(wrapped: Wrapped, loss: torch.Tensor) -> None:
 def update(wrapped: Wrapped, max_grad_norm: float | None) -> float:
     gradients = [p.grad for p in wrapped.trainable.values() if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
+    if isinstance(norm, DTensor):  # under FSDP a rank's own norm is that of its shards only
+        norm = norm.full_tensor()
     if max_grad_norm is not None:
         torch.nn.utils.clip_grads_with_norm_(wrapped.trainable.values(), max_grad_norm, norm)
     wrapped.optimizer.step()
