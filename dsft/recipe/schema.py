@@ -50,7 +50,10 @@ def check(tree: Node) -> tuple[dict[str, Any], list[Problem], set[Path]]:
     validator = jsonschema.Draft202012Validator(load_schema())
     found: dict[Path, Problem] = {}  # the first word on a path is the last
     wrong: set[Path] = set()
-    errors = list(validator.iter_errors(tree.plain()))
+    said = tree.plain()
+    if isinstance(said, dict) and isinstance(said.get("extends"), str) and said["extends"]:
+        said["extends"] = None  # followed: `tree` is all of the recipe
+    errors = list(validator.iter_errors(said))
     # Missing keys last: one that is said misspelt or in another place is not missing.
     for error in sorted(errors, key=lambda error: error.validator == "required"):
         for path, problem in _problems(tree, error, wrong):
@@ -217,6 +220,11 @@ def _all_fields(schema: Any = None, place: Path = ()) -> Iterator[tuple[Path, st
 def _field(place: Path, key: str) -> Any:
     names = tuple(step for step in place if isinstance(step, str))
     return next((field for at, name, field in _all_fields() if at == names and name == key), {})
+
+
+def default(path: Path) -> Any:
+    """The default of the field at `path`; None where it has none."""
+    return _annotation(_field(path[:-1], path[-1]), "default", None)
 
 
 def _describe(key: str, field: Any) -> str | None:
