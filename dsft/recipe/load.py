@@ -4,32 +4,46 @@ from __future__ import annotations
 
 import difflib
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from dsft.errors import DsftError, Where, refused
+from dsft.errors import DsftError, Problem, Where, refused
 from dsft.recipe import rules, schema
 from dsft.recipe.record import Recipe
-from dsft.recipe.text import Node, Source, Span, parse
+from dsft.recipe.text import Node, Source, Span, parse, parse_all
 
-MAX_BYTES = 4 << 20  # no recipe is larger; a model or data file given by mistake is
+MAX_BYTES = 1 << 20  # no recipe is larger; a model or data file given by mistake is
 MAX_BASES = 16
 
 
 def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     """The recipe in the file `path`, with `overrides` ("a.b=VALUE", as `--set` takes them) applied last.
 
-    Raises DsftError where a file cannot be read or is no JSON: nothing further can be said then. Whatever else is
+    Raises DsftError where a file or an override cannot be read: nothing further can be said then. Whatever else is
     wrong is in the `problems` of the result.
     """
-    tree = _read_with_bases(Path(path), str(path), asked_by=None, chain=())
-    said = None
+    problems: list[Problem] = []
+    unread = False
+    tree = said = None
+    try:
+        tree = _read_with_bases(Path(path), str(path), problems, asked_by=None, chain=())
+    except DsftError as error:
+        problems.extend(error.problems)
+        unread = True
     for override in overrides:  # combined first: `--set` in any order means the same
-        node = _override(override)
-        said = node if said is None else _merge(said, node)
+        try:
+            node = _override(override)
+            said = node if said is None else _together(said, node)
+        except DsftError as error:
+            problems.extend(error.problems)
+            unread = True
+    if unread:
+        raise DsftError(problems)
     if said is not None:
         tree = _merge(tree, said)
-    values, problems, wrong = schema.check(tree)
+    values, found, wrong = schema.check(tree)
+    problems += found
     recipe = Recipe(values, tree, (), frozenset(wrong))
     problems += rules.check(recipe)
     return Recipe(values, tree, recipe.in_order(problems), frozenset(wrong))
@@ -43,6 +57,10 @@ def read_text(path: Path, name: str, *, what: str, asked_by: Where | None = None
     """
     place = asked_by or Where(name)
     try:
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # opening a pipe may wait for ever
+            message, help = f"{path} is a pipe, a device or a socket", f"write the {what} to a file"
+            raise refused("not-a-file", message, where=place, help=help)
         with open(path, "rb") as file:
             raw = file.read(limit + 1)
     except FileNotFoundError:
@@ -81,24 +99,33 @@ def nearby(path: Path) -> str | None:
     return f"did you mean {path.parent / close[0]}?" if close else None
 
 
-def _read_with_bases(path: Path, name: str, *, asked_by: Where | None, chain: tuple[Path, ...]) -> Node:
-    """The tree of a recipe file, merged over the recipes that it extends. `chain`: the files that led here."""
+def _read_with_bases(
+    path: Path, name: str, problems: list[Problem], *, asked_by: Where | None, chain: tuple[Path, ...]
+) -> Node:
+    """The tree of a recipe file, merged over the recipes that it extends.
+
+    `problems` takes those that did not keep a file from being read; `chain` is the files that led here.
+    """
     text = read_text(path, name, what="recipe", asked_by=asked_by)
     real = Path(os.path.realpath(path))
-    if real in chain or len(chain) == MAX_BASES:
+    if real in chain:
         raise refused(
             "extends-cycle",
             "recipes that extend each other: " + " -> ".join(p.name for p in (*chain, real)),
             where=asked_by,
             help="the last of them must not extend another",
         )
-    tree = parse(Source(name, Path(os.path.abspath(path)).parent, text))
+    if len(chain) > MAX_BASES:
+        message = f"more than {MAX_BASES} recipes, each extending the next"
+        raise refused("extends-too-long", message, where=asked_by, help="merge some of them into one")
+    tree, noted = parse_all(Source(name, Path(os.path.abspath(path)).parent, text))
+    problems += noted
     base = tree.value.get("extends") if isinstance(tree.value, dict) else None
-    if base is None or not isinstance(base.value, str) or not base.value:
+    if base is None or base.broken or not isinstance(base.value, str) or not base.value:
         return tree
     said = os.path.expanduser(base.value)
     base_name = os.path.normpath(os.path.join(os.path.dirname(name), said))
-    below = _read_with_bases(path.parent / said, base_name, asked_by=base.span.where(), chain=(*chain, real))
+    below = _read_with_bases(path.parent / said, base_name, problems, asked_by=base.span.where(), chain=(*chain, real))
     return _merge(below, tree)
 
 
@@ -119,6 +146,18 @@ def _merge(below: Node, above: Node) -> Node:
     if above.span.source.text is None:  # an argument adds to the object that a file says
         return Node(members, below.span, below.key)
     return Node(members, above.span, above.key)
+
+
+def _together(said: Node, node: Node, *path: str) -> Node:
+    """Two `--set` arguments as one. Raises DsftError where one says a field of what the other replaces by a value."""
+    if isinstance(said.value, dict) and isinstance(node.value, dict):
+        for name in said.value.keys() & node.value.keys():
+            _together(said.value[name], node.value[name], *path, name)
+    elif isinstance(said.value, dict) or isinstance(node.value, dict):
+        other = said.span.source.name.removeprefix("--set ")
+        message = f'"{other}" says another thing of "{".".join(path)}", and the order of --set means nothing'
+        raise refused("bad-override", message, where=node.span.where(), help="keep one of them")
+    return _merge(said, node)
 
 
 def _override(argument: str) -> Node:

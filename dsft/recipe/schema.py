@@ -3,12 +3,23 @@
 Beyond JSON Schema three annotations are read: `x-path` (true: a path, made absolute; "model": a path, or a hub id that
 is left alone), `x-aliases` (names that other programs have for the key) and `x-refused` (of an enum: values, of an object: keys that
 people try, each with the reason and what to write instead).
+
+Types are taken at their word, the same for every field:
+
+    written       where a number, a whole number, true or false is wanted
+    "1e-4"        wrong: a string, whatever is in it
+    true          wrong for a number; 1 and 0 are wrong for true or false
+    8.0, 1e3      the whole numbers 8 and 1000, by JSON Schema's rule; 8.5 is none
+    8             the number 8.0
+    null          wrong, but for the fields whose type names it; there it says anew that nothing is said
+    [8], {}       wrong: never unpacked
 """
 
 from __future__ import annotations
 
 import difflib
 import functools
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -20,7 +31,7 @@ import jsonschema
 import dsft
 from dsft.errors import DsftError, Problem
 from dsft.recipe.record import Path
-from dsft.recipe.text import Node, Source, parse
+from dsft.recipe.text import MAX_PROBLEMS, Node, Source, parse
 
 _TYPES = {
     "object": "an object {…}",
@@ -49,21 +60,38 @@ def check(tree: Node) -> tuple[dict[str, Any], list[Problem], set[Path]]:
     """The complete values of `tree`, what is wrong with it, and the paths of wrong or missing values."""
     validator = jsonschema.Draft202012Validator(load_schema())
     found: dict[Path, Problem] = {}  # the first word on a path is the last
-    wrong: set[Path] = set()
+    broken = set(_broken(tree))
+    wrong = set(broken)
     said = tree.plain()
     if isinstance(said, dict) and isinstance(said.get("extends"), str) and said["extends"]:
         said["extends"] = None  # followed: `tree` is all of the recipe
-    errors = list(validator.iter_errors(said))
+    errors = itertools.islice(validator.iter_errors(said), MAX_PROBLEMS + 1)
     # Missing keys last: one that is said misspelt or in another place is not missing.
-    for error in sorted(errors, key=lambda error: error.validator == "required"):
-        for path, problem in _problems(tree, error, wrong):
-            if path not in found:
-                found[path] = problem
-                wrong.add(path)
+    in_turn = sorted(errors, key=lambda error: error.validator == "required")
+    problems = (item for error in in_turn for item in _problems(tree, error, wrong))
+    for path, problem in itertools.islice(problems, MAX_PROBLEMS + 1):
+        is_key = problem.kind in ("unknown-key", "refused-key")
+        if path in found or not is_key and any(path[:end] in broken for end in range(len(path) + 1)):
+            continue
+        if len(found) == MAX_PROBLEMS:
+            message = f"more than {MAX_PROBLEMS} problems; the rest is not reported"
+            problem = Problem("too-many-problems", message, problem.where)
+        found[path] = problem
+        wrong.add(path)
     complete = _complete(validator, validator.schema, tree)
     if isinstance(complete, dict):
         complete["extends"] = None  # the bases are merged in
     return complete, list(found.values()), wrong
+
+
+def _broken(node: Node, path: Path = ()) -> Iterator[Path]:
+    """The paths of the values about whose text a problem is noted already."""
+    if node.broken:
+        yield path
+    if isinstance(node.value, (dict, tuple)):
+        children = node.value.items() if isinstance(node.value, dict) else enumerate(node.value)
+        for step, child in children:
+            yield from _broken(child, (*path, step))
 
 
 # --- what is wrong ------------------------------------------------------------------------------------------------
@@ -74,16 +102,17 @@ def _problems(tree: Node, error: jsonschema.ValidationError, wrong: set[Path]) -
     path: Path = tuple(error.absolute_path)
     node = _at(tree, path)
     if error.validator == "additionalProperties":
-        for key in error.instance.keys() - error.schema["properties"].keys():
+        known = error.schema["properties"]
+        for key in (key for key in error.instance if key not in known):
             place, where = f' in "{dotted(path)}"' if path else "", node.value[key].key.where()
             refusal = error.schema.get("x-refused", {}).get(key)
             if refusal:
-                yield (*path, key), Problem("refused-key", f'"{key}" cannot be said{place}', where, refusal)
+                yield (*path, key), Problem("refused-key", f"{_shown(key)} cannot be said{place}", where, refusal)
                 continue
-            meant, help = _meant_key(key, path, error.schema["properties"])
+            meant, help = _meant_key(key, path, known)
             if meant:
                 wrong.add(meant)
-            yield (*path, key), Problem("unknown-key", f'unknown key "{key}"{place}', where, help)
+            yield (*path, key), Problem("unknown-key", f"unknown key {_shown(key)}{place}", where, help)
     elif error.validator == "required":
         for key in error.validator_value:
             if key not in error.instance and (*path, key) not in wrong:
@@ -106,8 +135,10 @@ def _wrong_value(error: jsonschema.ValidationError) -> tuple[str, str, str | Non
         case "type":
             types = [limit] if isinstance(limit, str) else limit
             help = None
-            if isinstance(value, str) and set(types) & {"integer", "number", "boolean"} and _is_json(value):
+            if isinstance(value, str) and _reads_as(value, types):
                 help = f"write {value} without quotes"
+            elif value is None and "default" in error.schema:
+                help = f"leave it out for the default, {_shown(error.schema['default'])}"
             return "wrong-type", f"must be {' or '.join(_TYPES[t] for t in types)}, not {shown}", help or example
         case "enum" | "const":
             return "not-allowed-value", *_not_in(value, [limit] if error.validator == "const" else limit, error.schema)
@@ -181,12 +212,14 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
 
 
-def _is_json(text: str) -> bool:
+def _reads_as(text: str, types: list[str]) -> bool:
+    """Whether `text` is JSON of one of the types."""
     try:
-        parse(Source("", FilePath()), text)
+        value = parse(Source("", FilePath()), text).plain()
     except DsftError:
         return False
-    return True
+    is_type = jsonschema.Draft202012Validator.TYPE_CHECKER.is_type
+    return any(is_type(value, name) for name in types)
 
 
 def _at(tree: Node, path: Path) -> Node:
@@ -205,16 +238,21 @@ def _resolve(schema: Any) -> Any:
     return schema
 
 
-def _all_fields(schema: Any = None, place: Path = ()) -> Iterator[tuple[Path, str, Any]]:
-    """(place, key, schema) of every key of every object that a recipe can have; lists are left out."""
-    schema = _resolve(load_schema() if schema is None else schema)
+@functools.cache
+def _all_fields() -> tuple[tuple[Path, str, Any], ...]:
+    """(place, key, schema) of every key of every object that a recipe can have; those in a list at the list's place."""
+    return tuple(_fields(load_schema(), ()))
+
+
+def _fields(schema: Any, place: Path) -> Iterator[tuple[Path, str, Any]]:
+    schema = _resolve(schema)
+    if not isinstance(schema, dict):
+        return
     for name, field in schema.get("properties", {}).items():
         yield place, name, field
-        if field is not True:
-            yield from _all_fields(field, (*place, name))
-    for branch in ("then", "else"):
-        if branch in schema:
-            yield from _all_fields(schema[branch], place)
+        yield from _fields(field, (*place, name))
+    for part in ("then", "else", "items"):
+        yield from _fields(schema.get(part), place)
 
 
 def _field(place: Path, key: str) -> Any:
