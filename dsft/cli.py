@@ -10,10 +10,12 @@ import io
 import json
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import dsft
-from dsft.errors import EXIT_FAILED, EXIT_INTERRUPTED, DsftError
+from dsft.errors import EXIT_FAILED, EXIT_INTERRUPTED, DsftError, Problem
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -26,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
         return 0
     except DsftError as error:
-        _report(error, as_json=getattr(arguments, "json", False))
+        report(error.problems, getattr(arguments, "format", "text"))
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -46,8 +48,8 @@ def main(argv: list[str] | None = None) -> int:
 def check(arguments: argparse.Namespace) -> None:
     """Report everything that is wrong with a recipe, its files included; write nothing."""
     _, plan = _planned(arguments)
-    if arguments.json:
-        print(json.dumps({"ok": True, "problems": []}))
+    if arguments.format != "text":
+        report([], arguments.format)
     else:
         print(f"{arguments.recipe}: nothing wrong. {plan.name}: {describe(plan)}")
 
@@ -165,14 +167,62 @@ def _compiled(arguments: argparse.Namespace):
     return plan, compile_plan(plan, recipe.to_json(plan.checkpoint.output_dir), directory), directory
 
 
-def _report(error: DsftError, *, as_json: bool) -> None:
-    import dataclasses
+def report(problems: Iterable[Problem], format: str = "text") -> None:
+    """Print errors and warnings: "text" for people, on standard error; "json" as one object on standard output, with
+    `ok` true where there is no error; "github" as a line each that GitHub Actions shows beside the source."""
+    problems = list(problems)
+    if format == "json":
+        ok = all(problem.severity != "error" for problem in problems)
+        print(json.dumps({"ok": ok, "problems": [_as_record(problem) for problem in problems]}, indent=2))
+    elif format == "github":
+        for problem in problems:
+            print(_as_github(problem))
+    elif problems:
+        print("\n\n".join(problem.render() for problem in problems), file=sys.stderr)
 
-    if as_json:
-        problems = [dataclasses.asdict(problem) for problem in error.problems]
-        print(json.dumps({"ok": False, "problems": problems}, indent=2))
-        return
-    print("\n\n".join(problem.render() for problem in error.problems), file=sys.stderr)
+
+def _as_record(problem: Problem) -> dict[str, Any]:
+    """Lines and columns count from 1 in characters; `end` is the column behind the last character."""
+    where = problem.where
+    place = None
+    if where:
+        place = {
+            "file": None if where.is_argument else where.source,
+            "argument": where.source if where.is_argument else None,
+            "line": where.line,
+            "column": where.column,
+            "end": where.column + where.length if where.column else None,
+        }
+    return {
+        "severity": problem.severity,
+        "kind": problem.kind,
+        "message": problem.message,
+        "help": problem.help,
+        "where": place,
+    }
+
+
+def _as_github(problem: Problem) -> str:
+    """A workflow command: https://docs.github.com/actions/reference/workflows-and-actions/workflow-commands"""
+    where = problem.where
+    properties: dict[str, Any] = {}
+    message = problem.message if not problem.help else f"{problem.message}\nhelp: {problem.help}"
+    if where and where.is_argument:
+        message = f"{where}: {message}"
+    elif where:
+        properties["file"] = where.source
+        if where.line:
+            properties["line"] = where.line
+        if where.column:
+            properties |= {"col": where.column, "endColumn": where.column + where.length}
+    properties["title"] = problem.kind
+    said = ",".join(f"{name}={_escape(str(value), ':,')}" for name, value in properties.items())
+    return f"::{problem.severity} {said}::{_escape(message)}"
+
+
+def _escape(text: str, also: str = "") -> str:
+    """`text` with percent signs, line ends and the characters of `also` in percent notation."""
+    return "".join(f"%{ord(char):02X}" if char in "%\r\n" + also else char for char in text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -200,9 +250,18 @@ def _parser() -> argparse.ArgumentParser:
             help="say a value of the recipe anew, as in training.max_steps=5; VALUE is JSON, or text",
         )
 
+    def takes_format(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument(
+            "--format",
+            choices=("text", "json", "github"),
+            default="text",
+            help="how problems are printed: text for people (default), json, or github for annotations in GitHub Actions",
+        )
+        sub.add_argument("--json", action="store_const", dest="format", const="json", help="the same as --format json")
+
     sub = command(check, "check")
     takes_recipe(sub)
-    sub.add_argument("--json", action="store_true", help="print the problems as JSON on standard output")
+    takes_format(sub)
     sub = command(compile_, "compile")
     takes_recipe(sub)
     sub.add_argument("-o", "--output", metavar="DIR", help="where the files go (default: build/NAME)")

@@ -70,7 +70,8 @@ def _data_file(recipe: Recipe, *at: str | int) -> DataFile:
 
 def _asked_by(problem: Problem, recipe: Recipe, at: Path) -> Problem:
     """A problem of a whole file, at the place in the recipe that names the file."""
-    return Problem(problem.kind, problem.message, recipe.where(*at, "path"), problem.help)
+    message = f"{recipe.get(*at, 'path')}: {problem.message}"
+    return Problem(problem.kind, message, recipe.where(*at, "path"), problem.help)
 
 
 def _chat_template(recipe: Recipe) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,7 @@ def scan(path: str | Path, format: str) -> tuple[int, str]:
     if problems:
         raise DsftError(shorten(problems))
     if not rows:
-        raise failed("empty-data", f"{path} has no rows", where=Where(str(path)))
+        raise failed("empty-data", "there are no rows", where=Where(str(path)))
     return rows, sha256
 
 
@@ -92,10 +93,13 @@ def _rows(path: str | Path, content: bytes) -> Iterator[Row]:
 
 def _read(path: str | Path) -> tuple[bytes, str]:
     """The file without its byte order mark, and the sha256 of the whole file."""
+    where = Where(str(path))
     try:
+        if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):  # a pipe may wait for ever
+            raise failed("data-unreadable", "a pipe, a device or a socket", where=where, help="write it to a file")
         content = Path(path).read_bytes()
     except OSError as error:
-        raise failed("data-unreadable", f"cannot read {path}: {error.strerror}", where=Where(str(path))) from error
+        raise failed("data-unreadable", f"cannot be read: {error.strerror}", where=where) from error
     return content.removeprefix(BOM), hashlib.sha256(content).hexdigest()
 
 

@@ -75,7 +75,7 @@ def check(tree: Node) -> tuple[dict[str, Any], list[Problem], set[Path]]:
             continue
         if len(found) == MAX_PROBLEMS:
             message = f"more than {MAX_PROBLEMS} problems; the rest is not reported"
-            problem = Problem("too-many-problems", message, problem.where)
+            path, problem = (), Problem("too-many-problems", message, problem.where)
         found[path] = problem
         wrong.add(path)
     complete = _complete(validator, validator.schema, tree)

@@ -66,7 +66,7 @@ def test_a_data_file_that_went_missing(shop):
     build = shop.compile(name, "ddp", f'data.train=[{{"path": "{rows}", "format": "alpaca"}}]')
     rows.unlink()
     result = shop.run(build / "launch" / "torchrun.sh")
-    check_refusal(shop, name, result, f"cannot read {rows}")
+    check_refusal(shop, name, result, f"{rows}: error[data-unreadable]: cannot be read")
 
 
 def launch_long_job(shop, name: str, **options):
