@@ -13,7 +13,7 @@ from pathlib import Path
 from dsft.errors import DsftError, refused
 from dsft.plan import record
 from dsft.plan.attempt import Attempt
-from dsft.plan.batch import plan_batch
+from dsft.plan.batch import plan_batches
 from dsft.plan.cluster import plan_cluster, plan_hosts
 from dsft.plan.data import plan_data
 from dsft.plan.model import plan_model
@@ -35,7 +35,8 @@ def make_plan(recipe: Recipe, *, versions: Mapping[str, str], cwd: str | Path) -
     data = attempt(plan_data, recipe)
     hosts = attempt(plan_hosts, recipe)
     cluster = attempt(plan_cluster, recipe, hosts)
-    batch = attempt(plan_batch, recipe, hosts)
+    batches = attempt(lambda recipe, hosts: plan_batches(recipe, len(hosts) * hosts[0].slots), recipe, hosts)
+    batch = batches[0] if batches else None
     training = attempt(plan_training, recipe, batch, data)
     checkpoint = attempt(_plan_checkpoint, recipe, Path(cwd))
     if attempt.problems:
@@ -70,7 +71,11 @@ def _strategy(recipe: Recipe) -> record.Strategy:
     return record.Strategy(
         engine=recipe.get("strategy", "type"),
         zero_stage=recipe.get("strategy", "zero_stage"),
+        offload_optimizer=recipe.get("strategy", "offload_optimizer"),
+        offload_param=recipe.get("strategy", "offload_param"),
         reshard_after_forward=recipe.get("strategy", "reshard_after_forward"),
+        cpu_offload=recipe.get("strategy", "cpu_offload"),
+        hybrid_shard=recipe.get("strategy", "hybrid_shard"),
         config=recipe.get("strategy", "config") or {},
     )
 

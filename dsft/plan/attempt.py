@@ -13,8 +13,8 @@ class Attempt:
     """Calls functions and collects the Problems of those that fail."""
 
     def __init__(self, problems: Iterable[Problem] = ()):
-        self.problems = list(problems)
-        self.failed = bool(self.problems)
+        self.problems = list(problems)  # warnings too
+        self.failed = any(problem.severity == "error" for problem in self.problems)
 
     def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """The function's result; None where it fails, or where an argument is None because another one failed."""
@@ -29,9 +29,12 @@ class Attempt:
         self.failed = True
         return None
 
+    def warn(self, *problems: Problem) -> None:
+        self.problems.extend(problems)
+
     def raise_problems(self) -> None:
         """Raises DsftError with what was found, or Unusable where all of it is reported elsewhere."""
-        if self.problems:
+        if self.failed and self.problems:
             raise DsftError(self.problems)
         if self.failed:
             raise Unusable

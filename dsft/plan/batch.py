@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dsft.errors import DsftError, Problem
-from dsft.plan.record import Batch, Host
+from dsft.errors import DsftError, refused
+from dsft.plan.record import Batch
 from dsft.recipe.record import Recipe
 
 _TOTAL, _PER_DEVICE, _ACCUMULATION = FIELDS = (
@@ -13,46 +13,51 @@ _TOTAL, _PER_DEVICE, _ACCUMULATION = FIELDS = (
 )
 
 
-def plan_batch(recipe: Recipe, hosts: tuple[Host, ...]) -> Batch:
-    """The batch of two given fields and the world, or of three that agree. Raises DsftError with the arithmetic."""
-    world = len(hosts) * hosts[0].slots
+def plan_batches(recipe: Recipe, world: int) -> tuple[Batch, ...]:
+    """The batch of two given fields and the world, or of three that agree. Where the global batch alone is given: every
+    division of it, the largest per_device first. Raises DsftError with the arithmetic where nothing comes out."""
     total, per_device, accumulation = (recipe.get("training", field) for field in FIELDS)
     said = [field for field in FIELDS if recipe.get("training", field) is not None]
 
     def wrong(message: str, help: str) -> DsftError:
-        return DsftError(Problem("batch-size", message, recipe.where("training", *said[:1]), help))
+        return refused("batch-size", message, where=recipe.where("training", *said[:1]), help=help)
 
-    if len(said) < 2:
+    if total is None and len(said) < 2:
         missing = " and ".join(f'"{field}"' for field in FIELDS if field not in said)
         raise wrong(
             f"the batch is not determined: {missing} are not said",
             f"give two of the three; the {world} process{'es' if world > 1 else ''} give{'s' * (world == 1)} the third",
         )
     if total is None:
-        total = per_device * accumulation * world
-    elif per_device is None:
-        per_device, rest = divmod(total, accumulation * world)
-        if rest or not per_device:
-            raise wrong(
-                f"global_batch_size {total} cannot be divided by gradient_accumulation_steps * processes = "
-                f"{accumulation}*{world}: {total} != {max(1, per_device)}*{accumulation}*{world}",
-                _nearest(total, accumulation * world),
-            )
-    elif accumulation is None:
-        accumulation, rest = divmod(total, per_device * world)
-        if rest or not accumulation:
-            raise wrong(
-                f"global_batch_size {total} cannot be divided by per_device_train_batch_size * processes = "
-                f"{per_device}*{world}: {total} != {per_device}*{max(1, accumulation)}*{world}",
-                _nearest(total, per_device * world),
-            )
-    elif total != per_device * accumulation * world:
+        return (Batch(world, per_device, accumulation, per_device * accumulation * world),)
+    if per_device and accumulation and total != per_device * accumulation * world:
         raise wrong(
             f"{total} != {per_device}*{accumulation}*{world}: global_batch_size is not "
             "per_device_train_batch_size * gradient_accumulation_steps * processes",
             "leave one of the three out, and it follows from the others",
         )
-    return Batch(world, per_device, accumulation, total)
+    given = per_device or accumulation or 1
+    quotient, rest = divmod(total, given * world)
+    if rest or not quotient:
+        divisor, factors = "processes", str(world)
+        if len(said) == 2:
+            divisor, factors = f"{said[1]} * processes", f"{given}*{world}"
+        message = f"global_batch_size {total} cannot be divided by {divisor} = {factors}"
+        if len(said) == 2:
+            nearest = max(1, quotient)
+            product = f"{nearest}*{given}*{world}" if accumulation else f"{given}*{nearest}*{world}"
+            message += f": {total} != {product}"
+        raise wrong(message, _nearest(total, given * world))
+    if len(said) > 1:
+        return (Batch(world, per_device or quotient, accumulation or quotient, total),)
+    return divisions(total, world)
+
+
+def divisions(total: int, world: int) -> tuple[Batch, ...]:
+    """Every way to divide `total` rows over `world` processes, the largest per_device first; none if it leaves a rest."""
+    rows, rest = divmod(total, world)
+    sizes = () if rest else (size for size in range(rows, 0, -1) if rows % size == 0)
+    return tuple(Batch(world, size, rows // size, total) for size in sizes)
 
 
 def _nearest(total: int, factor: int) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from dsft.errors import DsftError, Problem, Where, refused
@@ -19,20 +21,89 @@ _FORM = "a line is: HOST slots=PROCESSES, as in: node1 slots=8"
 
 
 def plan_hosts(recipe: Recipe) -> tuple[Host, ...]:
-    """All with the same slots, the processes on each. Raises DsftError for a hostfile with mistakes."""
+    """All with the same slots, the processes on each. Raises DsftError for a hostfile with mistakes, for machines or
+    slots that it does not have, and for a recipe that says otherwise."""
     said = recipe.get("cluster", "processes_per_node")
     hostfile = recipe.get("cluster", "hostfile")
-    if hostfile is None:
-        return (Host("localhost", said or 1),)
-    hosts = read_hostfile(Path(hostfile), recipe.where("cluster", "hostfile"))
-    if said not in (None, hosts[0].slots):
+    selected = any(recipe.get("cluster", field) for field in ("include", "exclude"))
+    if hostfile is not None:
+        hosts = read_hostfile(Path(hostfile), recipe.where("cluster", "hostfile"))
+    else:
+        hosts = (Host("localhost", said or 1),)
+    if selected:
+        hosts = _selected(recipe, hosts)
+    elif said not in (None, hosts[0].slots):
         raise refused(
             "contradiction",
             f"processes_per_node is {said}, and the hostfile says slots={hosts[0].slots}",
             where=recipe.where("cluster", "processes_per_node"),
             help='remove "processes_per_node": the hostfile says it',
         )
+    nodes = recipe.get("cluster", "nodes")
+    if nodes not in (None, len(hosts)):
+        named = f"the hostfile names {len(hosts)}" if hostfile else "without a hostfile there is this machine alone"
+        help = 'remove "nodes": the hostfile says it' if hostfile else 'name them in a file, and the file in "hostfile"'
+        raise refused(
+            "contradiction", f"nodes is {nodes}, and {named}", where=recipe.where("cluster", "nodes"), help=help
+        )
     return hosts
+
+
+def _selected(recipe: Recipe, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
+    """The hosts and slots that `include` names, or those that `exclude` does not, in the hostfile's order."""
+    include, exclude = recipe.get("cluster", "include"), recipe.get("cluster", "exclude")
+    field = "include" if include is not None else "exclude"
+    where = recipe.where("cluster", field)
+    if include is not None and exclude is not None:
+        raise refused("said-twice", "both include and exclude are said", where=where, help="keep one of them")
+    named = _slots(include or exclude, {host.name: host.slots for host in hosts}, where)
+    chosen = []
+    for host in hosts:
+        if include is not None:
+            devices = named.get(host.name, frozenset())
+        else:
+            devices = frozenset(range(host.slots)) - named.get(host.name, frozenset())
+        if devices:
+            chosen.append(dataclasses.replace(host, slots=len(devices), devices=tuple(sorted(devices))))
+    if not chosen:
+        raise refused("selection-empty", f"{field} leaves no slot of any machine", where=where)
+    for host in chosen:
+        if host.slots != chosen[0].slots:
+            raise refused(
+                "contradiction",
+                f"{host.name} is left with {host.slots} slots, and {chosen[0].name} with {chosen[0].slots}",
+                where=where,
+                help="all machines need the same number of slots",
+            )
+    return tuple(chosen)
+
+
+def _slots(text: str, known: Mapping[str, int], where: Where) -> dict[str, frozenset[int]]:
+    """The slots named in `text`, DeepSpeed's "host:0,1@host2": a host alone means all of its slots."""
+    named: dict[str, frozenset[int]] = {}
+    problems: list[Problem] = []
+    for part in text.split("@"):
+        name, colon, numbers = part.strip().partition(":")
+        if not name or colon and not re.fullmatch(r"[0-9]{1,6}(,[0-9]{1,6})*", numbers):
+            help = "HOST for all of its slots, HOST:0,1 for some of them, more hosts behind an @"
+            problems.append(Problem("selection-syntax", f'"{part}" does not name a host and its slots', where, help))
+            continue
+        if name not in known:
+            problems.append(Problem("selection-host", f"{name} is none of the hosts", where, _few(list(known))))
+            continue
+        slots = frozenset(int(number) for number in numbers.split(",")) if colon else frozenset(range(known[name]))
+        absent = sorted(slot for slot in slots if slot >= known[name])
+        if absent:
+            has = "0" if known[name] == 1 else f"0 to {known[name] - 1}"
+            problems.append(Problem("selection-slot", f"{name} has no slot {absent[0]}", where, f"{name} has {has}"))
+        named[name] = named.get(name, frozenset()) | slots
+    if problems:
+        raise DsftError(problems)
+    return named
+
+
+def _few(names: list[str]) -> str:
+    return "known are " + ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
 
 
 def plan_cluster(recipe: Recipe, hosts: tuple[Host, ...]) -> Cluster:
@@ -45,7 +116,8 @@ def plan_cluster(recipe: Recipe, hosts: tuple[Host, ...]) -> Cluster:
             where=recipe.where("strategy", "type"),
             help='write "ddp", "fsdp" or "deepspeed", or make "processes_per_node" 1',
         )
-    return Cluster(recipe.get("cluster", "device"), hosts, slots, recipe.get("cluster", "timeout_seconds"))
+    device, timeout, gpu = (recipe.get("cluster", field) for field in ("device", "timeout_seconds", "gpu"))
+    return Cluster(device, hosts, slots, timeout, gpu)
 
 
 def read_hostfile(path: Path, asked_by: Where | None = None) -> tuple[Host, ...]:

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +59,11 @@ class Method:
 class Strategy:
     engine: str  # "single" | "ddp" | "fsdp" | "deepspeed": a module of that name in compile/engines and train/engines
     zero_stage: int | None  # 1 | 2 | 3, deepspeed only
+    offload_optimizer: str | None  # "none" | "cpu", deepspeed only
+    offload_param: str | None  # "none" | "cpu", deepspeed only
     reshard_after_forward: bool | None  # fsdp only
+    cpu_offload: bool | None  # fsdp only: shards, gradients and optimizer state in the host's memory
+    hybrid_shard: bool | None  # fsdp only: sharded inside each machine, replicated between machines
     config: Mapping[str, Any]  # deepspeed only: the recipe's verbatim additions
 
 
@@ -110,6 +114,7 @@ class Host:
     name: str  # as ssh takes it, without the user
     slots: int
     user: str | None = None
+    devices: tuple[int, ...] | None = None  # the GPUs to use, as many as slots; None: all that the machine has
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,20 @@ class Cluster:
     hosts: tuple[Host, ...]
     processes_per_node: int
     timeout_seconds: int  # of every collective: how long a silent rank may hold up the others
+    gpu: str | None = None  # a name of dsft.plan.gpus; None where the recipe does not say
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What the planner expects. Training does not look at it."""
+
+    memory: Mapping[str, int]  # bytes by part on the device of one process, at the peak
+    device_bytes: int  # their sum
+    capacity_bytes: int  # what one process may use
+    host_bytes: int  # on each machine, of what is offloaded to its memory
+    disk_bytes: int  # checkpoints and result together
+    seconds_per_update: float | None  # None where the speed of the device is not known
+    reason: str | None  # why this way, where the recipe leaves several open
 
 
 @dataclass(frozen=True)
@@ -135,6 +154,7 @@ class Plan:
     logging: Logging
     cluster: Cluster
     launcher: str  # what `dsft launch` uses: "local" | "torchrun" | "accelerate" | "deepspeed"
+    estimate: Estimate | None = None  # None where model or GPU are not known
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)  # compiled file -> sha256, of those train reads
 
 
@@ -149,6 +169,22 @@ def from_json(text: str) -> Plan:
         return _build(Plan, json.loads(text))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a plan of this version of dsft: {error}") from error
+
+
+def differences(old: Plan, new: Plan) -> Iterator[tuple[str, Any, Any]]:
+    """Every value that differs: its path in plan.json, as in "training.seed", and both values."""
+    was, now = (dict(_flat(json.loads(to_json(plan)))) for plan in (old, new))
+    for path in {**was, **now}:
+        if was.get(path) != now.get(path):
+            yield path, was.get(path), now.get(path)
+
+
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for name, item in value.items():
+            yield from _flat(item, f"{path}.{name}".lstrip("."))
+    else:
+        yield path, value
 
 
 def _build(kind: Any, value: Any) -> Any:

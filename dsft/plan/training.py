@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from fractions import Fraction
 
-from dsft.errors import refused
+from dsft.errors import Problem, refused
 from dsft.plan.record import Batch, Data, Training
 from dsft.recipe.record import Recipe, Unusable
 
@@ -47,6 +48,28 @@ def plan_training(recipe: Recipe, batch: Batch, data: Data) -> Training:
         seed=said("seed"),
         eval_updates=said("eval_steps"),
     )
+
+
+def doubts(recipe: Recipe, batch: Batch, data: Data, training: Training) -> Iterator[Problem]:
+    """Warnings: what can be done, and is seldom meant."""
+    if batch.global_batch_size > data.train_rows:
+        yield Problem(
+            "few-rows",
+            f"an update takes {batch.global_batch_size} rows, and there are {data.train_rows}: every update is all of them",
+            recipe.where("data", "train"),
+            "a smaller global_batch_size, or more rows",
+            severity="warning",
+        )
+    for section, field, does in (("training", "eval_steps", "evaluates"), ("checkpoint", "save_steps", "saves")):
+        steps = recipe.get(section, field)
+        if steps is not None and steps > training.total_updates:
+            yield Problem(
+                "no-effect",
+                f'"{section}.{field}" is {steps}, and training has {training.total_updates} updates: nothing {does} before the end',
+                recipe.where_key(section, field),
+                f"at most {training.total_updates}, or leave it out",
+                severity="warning",
+            )
 
 
 def warmup(total_updates: int, ratio: float) -> int:

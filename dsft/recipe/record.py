@@ -41,6 +41,15 @@ class Recipe:
             value = value[step]
         return value
 
+    def said(self, *path: str | int) -> bool:
+        """Whether the recipe itself says a value there, rather than a default of the schema."""
+        node: Any = self.tree
+        for step in path:
+            if not isinstance(node.value, dict) or step not in node.value:
+                return False
+            node = node.value[step]
+        return True
+
     def where(self, *path: str | int) -> Where:
         """The place of the value at `path`, or of the nearest object around it where nobody said it."""
         return self._nearest(path).span.where()

@@ -1,16 +1,19 @@
 """What the schema cannot say: rules over several fields of a recipe.
 
-Each rule yields the Problems it finds. A field that is already reported raises Unusable when a rule reads it, which ends
+Each rule yields the Problems it finds: an error where the job would fail or train otherwise than the recipe says, a warning
+where a field has no effect. A field that is already reported raises Unusable when a rule reads it, which ends
 that rule: what depends on a wrong field is not reported on top of it. Rules that need the data, the model or the number
 of processes are in dsft.plan.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 from dsft.errors import Problem
 from dsft.recipe.record import Recipe, Unusable
+from dsft.recipe.schema import default
 
 
 def check(recipe: Recipe) -> list[Problem]:
@@ -69,9 +72,72 @@ def flash_attention_runs(recipe: Recipe) -> Iterator[Problem]:
                 )
 
 
+def gpu_without_gpus(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.get("cluster", "device") == "cpu" and recipe.get("cluster", "gpu") is not None:
+        yield Problem(
+            "contradiction",
+            f'"gpu" is {recipe.get("cluster", "gpu")}, and "device" is cpu',
+            recipe.where("cluster", "gpu"),
+            'remove "gpu", or write "device": "cuda"',
+        )
+
+
+def keeping_needs_saving(recipe: Recipe) -> Iterator[Problem]:
+    if _chosen(recipe, "checkpoint", "keep") and recipe.get("checkpoint", "save_steps") is None:
+        yield _no_effect(
+            recipe, ("checkpoint", "keep"), "no checkpoint is written", 'write "save_steps" beside it, or remove "keep"'
+        )
+
+
+def adam_has_betas(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.get("training", "optim") == "sgd":
+        for field in ("adam_beta1", "adam_beta2", "adam_epsilon"):
+            if _chosen(recipe, "training", field):
+                yield _no_effect(recipe, ("training", field), '"optim" is sgd', f'remove "{field}"')
+
+
+def folders_have_no_revision(recipe: Recipe) -> Iterator[Problem]:
+    path = recipe.get("model", "path")
+    if recipe.get("model", "revision") is not None and os.path.isabs(path):
+        yield _no_effect(recipe, ("model", "revision"), f"{path} is a folder", 'remove "revision"')
+
+
+def evaluation_is_apart(recipe: Recipe) -> Iterator[Problem]:
+    train = [os.path.realpath(file["path"]) for file in recipe.get("data", "train")]
+    evaluation = recipe.get("data", "eval", "path")
+    if evaluation is not None and os.path.realpath(evaluation) in train:
+        yield Problem(
+            "same-data",
+            "the rows to evaluate on are rows to train on: the evaluation will look better than it is",
+            recipe.where("data", "eval", "path"),
+            'write "eval": {"split": 0.1} to keep rows apart',
+            severity="warning",
+        )
+    for at, path in enumerate(train):
+        if path in train[:at]:
+            message = f"{recipe.get('data', 'train', at, 'path')} is listed twice: an epoch shows each of its rows twice"
+            where = recipe.where("data", "train", at, "path")
+            yield Problem("same-data", message, where, "remove it, unless that is meant", severity="warning")
+
+
+def _chosen(recipe: Recipe, *path: str) -> bool:
+    """Whether the recipe says another value than the default: a compiled recipe says all defaults too."""
+    return recipe.said(*path) and recipe.get(*path) != default(path)
+
+
+def _no_effect(recipe: Recipe, path: tuple[str, ...], because: str, help: str) -> Problem:
+    message = f'"{".".join(path)}" has no effect: {because}'
+    return Problem("no-effect", message, recipe.where_key(*path), help, severity="warning")
+
+
 RULES = (
     length_of_training,
     one_warmup,
     evaluation_has_data,
     flash_attention_runs,
+    gpu_without_gpus,
+    keeping_needs_saving,
+    adam_has_betas,
+    folders_have_no_revision,
+    evaluation_is_apart,
 )

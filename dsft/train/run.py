@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
-import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 from dsft.errors import refused
-from dsft.plan.record import Plan, from_json, to_json
+from dsft.plan.record import Plan, differences, from_json, to_json
 from dsft.train import checkpoint, folders, report
 from dsft.train.data import Examples, load_examples
 from dsft.train.engines import engine as engine_module
@@ -25,7 +24,10 @@ from dsft.train.world import World, on_main, total
 RECORD = "run.json"  # the plan of the run, in its output folder
 
 # What may differ between a run and its continuation. The rest decides what is learned, and must not.
-FREE_TO_CHANGE = {"recipe_sha256", "versions", "strategy", "checkpoint", "logging", "cluster", "launcher", "files"}
+FREE_TO_CHANGE = {
+    *("recipe_sha256", "versions", "strategy", "checkpoint", "logging", "cluster", "launcher", "estimate", "files"),
+    *("batch.world_size", "batch.per_device", "batch.accumulation", "model.gradient_checkpointing"),
+}
 
 
 def run(plan: Plan, directory: Path, world: World) -> Path:
@@ -145,22 +147,11 @@ def _start_or_resume(plan: Plan) -> tuple[checkpoint.Saved | None, bool]:
     return checkpoint.newest(folder), False
 
 
-def _differences(old: Plan, new: Plan):
+def _differences(old: Plan, new: Plan) -> Iterator[str]:
     """Each decision about what is learned that differs, with both values."""
-
-    def flat(value, path=""):
-        if isinstance(value, dict):
-            for name, item in value.items():
-                yield from flat(item, f"{path}.{name}".lstrip("."))
-        else:
-            yield path, value
-
-    was, now = (dict(flat(json.loads(json.dumps(dataclasses.asdict(plan))))) for plan in (old, new))
-    for path in {**was, **now}:
-        if path.split(".")[0] in FREE_TO_CHANGE or path in ("batch.world_size", "batch.per_device", "batch.accumulation"):
-            continue
-        if was.get(path) != now.get(path):
-            yield f"{path} was {was.get(path)} and is {now.get(path)}"
+    for path, was, now in differences(old, new):
+        if path.split(".")[0] not in FREE_TO_CHANGE and path not in FREE_TO_CHANGE:
+            yield f"{path} was {was} and is {now}"
 
 
 def _sizes(model: torch.nn.Module) -> tuple[int, int]:

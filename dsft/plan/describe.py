@@ -1,0 +1,38 @@
+"""A plan's parts in a person's words."""
+
+from __future__ import annotations
+
+from dsft.plan.record import Batch, Strategy
+
+GIB = 2**30
+
+
+def strategy_name(strategy: Strategy) -> str:
+    """As in "deepspeed ZeRO-3, weights and optimizer in host memory"."""
+    name = f"deepspeed ZeRO-{strategy.zero_stage}" if strategy.engine == "deepspeed" else strategy.engine
+    if strategy.hybrid_shard:
+        name += " hybrid"
+    if strategy.reshard_after_forward is False:
+        name += ", weights kept gathered"
+    if strategy.cpu_offload or strategy.offload_param == "cpu":
+        name += ", weights and optimizer in host memory"
+    elif strategy.offload_optimizer == "cpu":
+        name += ", optimizer in host memory"
+    return name
+
+
+def batch_line(batch: Batch) -> str:
+    """As in "64 rows = 4 per device x 2 accumulation x 8 processes"."""
+    return (
+        f"{count(batch.global_batch_size, 'row', 'rows')} = {batch.per_device} per device x "
+        f"{batch.accumulation} accumulation x {count(batch.world_size, 'process', 'processes')}"
+    )
+
+
+def count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
+
+
+def gib(size: float) -> str:
+    """Bytes, as in "12.3 GiB"."""
+    return f"{size / GIB:.1f} GiB" if size < 100 * GIB else f"{size / GIB:.0f} GiB"
