@@ -13,7 +13,7 @@ from dsft.recipe import rules, schema
 from dsft.recipe.record import Recipe
 from dsft.recipe.text import Node, Source, Span, parse, parse_all
 
-MAX_BYTES = 1 << 20  # no recipe is larger; a model or data file given by mistake is
+MAX_BYTES = 512 << 10  # no recipe is larger; a model or data file given by mistake is
 MAX_BASES = 16
 
 
@@ -72,7 +72,7 @@ def read_text(path: Path, name: str, *, what: str, asked_by: Where | None = None
         raise refused("unreadable-file", f"cannot read {path}: {reason}", where=place) from None
     if len(raw) > limit:
         raise refused(
-            "not-a-" + what.replace(" ", "-"), f"{path} is larger than {limit >> 20} MiB: not a {what}", where=place
+            "not-a-" + what.replace(" ", "-"), f"{path} is larger than {limit >> 10} KiB: not a {what}", where=place
         )
     try:
         return raw.decode("utf-8-sig")

@@ -88,7 +88,10 @@ class Recipe:
 
 
 def _sources(node: Node) -> Iterator[Source]:
-    yield node.span.source
-    if isinstance(node.value, dict):
-        for child in node.value.values():
-            yield from _sources(child)
+    """What `node` was read from, in the order of the tree."""
+    nodes = [node]
+    while nodes:
+        node = nodes.pop()
+        yield node.span.source
+        if isinstance(node.value, dict):
+            nodes.extend(reversed(node.value.values()))

@@ -194,16 +194,19 @@ class _Parser:
         after_key = self.at
         self.space()
         char = self.peek()
+        if char == ":":
+            self.at += 1
+            self.space()
+            return
         wanted = f'a ":" after the key "{_cut(name)}"'
         if char == "=":
             self.note(f'"=" where {wanted} must stand', help='write ":"')
-        elif char != ":":
-            if char not in _STARTS_VALUE:
-                self.unexpected(wanted)
+            self.at += 1
+            self.space()
+        elif char in _STARTS_VALUE:
             self.note("a colon is missing", after_key, after_key + 1, help='write ":" here')
-            return
-        self.at += 1
-        self.space()
+        else:
+            self.unexpected(wanted)
 
     def separator(self, close: str, opened: int) -> None:
         """A comma with a further member behind it, or the closing bracket, which is left in place."""
@@ -272,6 +275,8 @@ class _Parser:
             self.at = whole.end()
             return ""
         self.at = end + 1
+        if "\\" not in body[0]:
+            return self.text[start + 1 : end]
         text = json.loads(self.text[start : self.at])
         if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in text):
             self.note("a string with NUL or half of a surrogate pair, which is no text", start, self.at)
@@ -316,7 +321,10 @@ class _Parser:
     def space(self) -> None:
         """Behind white space, and comments, which are noted."""
         self.at = _SPACE.match(self.text, self.at).end()
-        while comment := _COMMENT.match(self.text, self.at):
+        while self.text[self.at : self.at + 1] in ("/", "#"):
+            comment = _COMMENT.match(self.text, self.at)
+            if not comment:
+                return
             self.note("a comment", self.at, comment.end(), help="JSON has no comments; remove it")
             self.at = _SPACE.match(self.text, comment.end()).end()
 
