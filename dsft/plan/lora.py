@@ -1,0 +1,105 @@
+"""Which modules LoRA adapts and how many parameters that adds, as peft counts them.
+
+peft's rules (tuners/tuners_utils.py, utils/transformers_weight_conversion.py, tuners/lora/layer.py):
+a target names the modules whose path is it or ends with it after a dot; "all-linear" names every Linear and Conv1D but
+the output head. In Mixtral and Qwen3-MoE the names that experts and router had as linear layers (w1, w2, w3; gate_proj,
+up_proj, down_proj; gate) stand for the parameters they became, and "all-linear" includes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dsft.plan.facts import ModelFacts
+from dsft.plan.families import Module
+
+ALL_LINEAR = "all-linear"
+
+# model_type -> first name of an expert's linear layer (or the router) -> the parameter that holds it now.
+_CONVERTED = {
+    "mixtral": {"gate": "weight", "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"},
+    "qwen3_moe": {"gate": "weight", "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj"},
+}
+
+
+def lora_parameters(facts: ModelFacts, r: int, targets: str | Sequence[str]) -> int:
+    """Parameters that LoRA of rank `r` adds on `targets`: "all-linear" or names.
+
+    An adapter on a layer has r x (inputs + outputs) parameters. Of a family without formulas only the linear layers
+    that its weight files show are counted.
+    """
+    if facts.layout is None:
+        names = {linear.name for linear in facts.linears}
+        if targets != ALL_LINEAR:
+            names = {name for name in names if any(target.rpartition(".")[2] == name for target in targets)}
+        return sum(r * (one.inputs + one.outputs) * one.count for one in facts.linears if one.name in names)
+    converted = _CONVERTED.get(facts.model_type, {})
+    plain, chosen = _split(facts, targets)
+    total = 0
+    for path, module in facts.layout.modules():
+        if module.kind == "router" and "gate" in chosen:
+            experts, hidden = module.parameters["weight"]
+            total += r * (experts + hidden)
+        elif module.kind == "experts":
+            for name, (experts, outputs, inputs) in module.parameters.items():
+                # Fused layers get the rank of each of them.
+                rank = r * sum(converted[one] == name for one in chosen)
+                total += experts * rank * (inputs + outputs)
+        elif _linear(module) and module is not facts.layout.head if plain is None else _named(path, module, plain):
+            total += r * (module.inputs + module.outputs)
+    return total
+
+
+def unknown_targets(facts: ModelFacts, targets: str | Sequence[str]) -> tuple[str, ...]:
+    """Those of `targets` that name no module LoRA can adapt. Empty for a family without formulas: nothing is known."""
+    if facts.layout is None or targets == ALL_LINEAR:
+        return ()
+    modules = list(facts.layout.modules())
+    return tuple(
+        target
+        for target in targets
+        if _conversion(facts, target) is None and not any(_named(path, module, [target]) for path, module in modules)
+    )
+
+
+def missing_partners(facts: ModelFacts, targets: str | Sequence[str]) -> tuple[str, ...]:
+    """Names to add to `targets`, since peft adapts an expert's gate and up projection only together."""
+    if targets == ALL_LINEAR:
+        return ()
+    chosen = {name for target in targets if (name := _conversion(facts, target))}
+    pair = [name for name, became in _CONVERTED.get(facts.model_type, {}).items() if became == "gate_up_proj"]
+    present = [name for name in pair if name in chosen]
+    return tuple(name for name in pair if name not in chosen) if present else ()
+
+
+def target_names(facts: ModelFacts) -> tuple[str, ...]:
+    """Names of what "all-linear" adapts, each once, in the order of the model; to suggest one."""
+    names = dict.fromkeys(linear.name for linear in facts.linears)
+    return tuple(names | dict.fromkeys(_CONVERTED.get(facts.model_type, {})))
+
+
+def _split(facts: ModelFacts, targets: str | Sequence[str]) -> tuple[list[str] | None, set[str]]:
+    """Targets that name modules as they are, None for every linear layer; and the converted names that are meant."""
+    converted = _CONVERTED.get(facts.model_type, {})
+    if targets == ALL_LINEAR:
+        # peft then goes by the last names of what it found, so that a dense layer's gate_proj is taken for an expert's.
+        names = {linear.name for linear in facts.linears} - converted.keys()
+        return (sorted(names) if converted else None), set(converted)
+    means = {target: _conversion(facts, target) for target in targets}
+    return [target for target, name in means.items() if name is None], {name for name in means.values() if name}
+
+
+def _conversion(facts: ModelFacts, target: str) -> str | None:
+    """The first name of an expert's layer or router that `target` stands for."""
+    name = target.rpartition(".")[2]
+    return name if name in _CONVERTED.get(facts.model_type, {}) else None
+
+
+def _linear(module: Module) -> bool:
+    return module.kind in ("linear", "conv1d")
+
+
+def _named(path: str, module: Module, targets: Sequence[str]) -> bool:
+    """Whether a target names the module, and LoRA can adapt a module of its kind."""
+    adaptable = _linear(module) or module.kind == "embedding"
+    return adaptable and any(path == target or path.endswith(f".{target}") for target in targets)
