@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from dsft.errors import DsftError, refused
+from dsft.errors import DsftError, Problem, refused
 from dsft.plan import record
 from dsft.plan.attempt import Attempt
 from dsft.plan.batch import plan_batches
 from dsft.plan.cluster import plan_cluster, plan_hosts
 from dsft.plan.data import plan_data
-from dsft.plan.model import plan_model
+from dsft.plan.deepspeed_keys import check_deepspeed_keys
+from dsft.plan.model import check_model, plan_model
 from dsft.plan.record import Plan
+from dsft.plan.strategy import check_hybrid, check_offload
 from dsft.plan.training import plan_training
 from dsft.plan.versions import installed_versions
 from dsft.recipe.record import Recipe
@@ -25,28 +27,41 @@ from dsft.recipe.record import Recipe
 __all__ = ["Plan", "installed_versions", "make_plan"]
 
 
-def make_plan(recipe: Recipe, *, versions: Mapping[str, str], cwd: str | Path) -> Plan:
+def make_plan(
+    recipe: Recipe,
+    *,
+    versions: Mapping[str, str],
+    cwd: str | Path,
+    warn: Callable[[Problem], None] = lambda problem: None,
+) -> Plan:
     """Every decision of the job. `versions` is `installed_versions()`; results go below `cwd` unless the recipe says.
 
     Raises DsftError with all that is wrong: what the schema and the rules found, and what is wrong with the files.
     """
     attempt = Attempt(recipe.problems)
-    model = attempt(plan_model, recipe)
+    found = attempt(plan_model, recipe)
+    attempt(check_model, recipe, found)
     data = attempt(plan_data, recipe)
     hosts = attempt(plan_hosts, recipe)
     cluster = attempt(plan_cluster, recipe, hosts)
-    batches = attempt(lambda recipe, hosts: plan_batches(recipe, len(hosts) * hosts[0].slots), recipe, hosts)
+    attempt(check_offload, recipe)
+    attempt(check_hybrid, recipe, hosts, attempt.warn)
+    attempt(check_deepspeed_keys, recipe, attempt.warn)
+    batches = attempt(plan_batches, recipe, hosts)
     batch = batches[0] if batches else None
-    training = attempt(plan_training, recipe, batch, data)
+    training = attempt(plan_training, recipe, batches, data)
     checkpoint = attempt(_plan_checkpoint, recipe, Path(cwd))
-    if attempt.problems:
-        raise DsftError(recipe.in_order(attempt.problems))
+    problems = recipe.in_order(attempt.problems)
+    if attempt.failed:
+        raise DsftError(problems)
+    for problem in problems:
+        warn(problem)
 
     return Plan(
         name=recipe.get("name"),
         recipe_sha256=hashlib.sha256(recipe.to_json(checkpoint.output_dir).encode()).hexdigest(),
         versions=dict(versions),
-        model=model,
+        model=found.model,
         data=data,
         method=_method(recipe),
         strategy=_strategy(recipe),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsft.errors import DsftError, refused
-from dsft.plan.record import Batch
+from dsft.plan.record import Batch, Host
 from dsft.recipe.record import Recipe
 
 _TOTAL, _PER_DEVICE, _ACCUMULATION = FIELDS = (
@@ -13,9 +13,10 @@ _TOTAL, _PER_DEVICE, _ACCUMULATION = FIELDS = (
 )
 
 
-def plan_batches(recipe: Recipe, world: int) -> tuple[Batch, ...]:
+def plan_batches(recipe: Recipe, hosts: tuple[Host, ...]) -> tuple[Batch, ...]:
     """The batch of two given fields and the world, or of three that agree. Where the global batch alone is given: every
     division of it, the largest per_device first. Raises DsftError with the arithmetic where nothing comes out."""
+    world = len(hosts) * hosts[0].slots
     total, per_device, accumulation = (recipe.get("training", field) for field in FIELDS)
     said = [field for field in FIELDS if recipe.get("training", field) is not None]
 

@@ -1,21 +1,34 @@
-"""The model's folder, as far as it can be looked at without loading it."""
+"""The model: where it is, and what its files say to the rest of the recipe."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from dsft.errors import refused
+from dsft.errors import DsftError, Problem, refused
+from dsft.plan.facts import ModelFacts, read_facts
+from dsft.plan.lora import missing_partners, target_names, unknown_targets
 from dsft.plan.record import Model
 from dsft.recipe.load import nearby
-from dsft.recipe.record import Recipe
+from dsft.recipe.record import Recipe, Unusable
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?")
 
 
-def plan_model(recipe: Recipe) -> Model:
-    """Raises DsftError for a path that is neither a model's folder nor a hub id."""
+@dataclass(frozen=True)
+class Found:
+    """`facts` is None where the files are not on this machine, or of a kind that is not known."""
+
+    model: Model
+    facts: ModelFacts | None
+
+
+def plan_model(recipe: Recipe) -> Found:
+    """Raises DsftError for a path that is neither a model's folder nor a hub id, and for files that are damaged,
+    incomplete or not of one model."""
     path = recipe.get("model", "path")
     where = recipe.where("model", "path")
     if os.path.isabs(path):
@@ -35,5 +48,85 @@ def plan_model(recipe: Recipe) -> Model:
             where=where,
             help="a folder is relative to the file that says it",
         )
-    fields = ("revision", "attn_implementation", "trust_remote_code", "gradient_checkpointing")
-    return Model(path, *(recipe.get("model", field) for field in fields))
+    revision, attention, trust = (
+        recipe.get("model", field) for field in ("revision", "attn_implementation", "trust_remote_code")
+    )
+    recomputes = recipe.get("model", "gradient_checkpointing") is True  # of "auto" choose.py decides
+    return Found(Model(path, revision, attention, trust, recomputes), read_facts(path, revision=revision, where=where))
+
+
+def check_model(recipe: Recipe, found: Found) -> None:
+    """Raises DsftError for what the recipe wants of the model and the model cannot do."""
+    problems: list[Problem] = []
+    for rule in RULES if found.facts else ():
+        try:
+            problems.extend(rule(recipe, found.facts))
+        except Unusable:
+            continue
+    if problems:
+        raise DsftError(problems)
+
+
+def within_context(recipe: Recipe, facts: ModelFacts) -> Iterator[Problem]:
+    length = recipe.get("data", "max_length")
+    if facts.max_positions and length > facts.max_positions:
+        yield Problem(
+            "context-length",
+            f"rows of up to {length} tokens, and the model knows {facts.max_positions} positions",
+            recipe.where("data", "max_length"),
+            f"at most {facts.max_positions}; to train a longer context, say it in the model's config.json "
+            "(max_position_embeddings, rope_scaling)",
+        )
+
+
+def has_chat_template(recipe: Recipe, facts: ModelFacts) -> Iterator[Problem]:
+    if facts.chat_template is False and recipe.get("data", "chat_template") is None:
+        yield Problem(
+            "no-chat-template",
+            "the model's tokenizer has no chat template, so rows cannot be put into the model's words",
+            recipe.where("model", "path"),
+            'name a file with a Jinja template in "data.chat_template", or take the instruct model of the family',
+        )
+
+
+def targets_exist(recipe: Recipe, facts: ModelFacts) -> Iterator[Problem]:
+    """peft is content if one name matches; a name that matches nothing is a mistake all the same."""
+    targets = recipe.get("method", "target_modules")
+    if not isinstance(targets, list):
+        return
+    for target in unknown_targets(facts, targets):
+        yield Problem(
+            "unknown-target",
+            f'no module of the model is called "{target}"',
+            recipe.where("method", "target_modules", targets.index(target)),
+            f"its linear layers are {', '.join(target_names(facts))}",
+        )
+    missing = missing_partners(facts, targets)
+    if missing:
+        yield Problem(
+            "unknown-target",
+            f"{facts.architecture} keeps gate and up projection of its experts as one: both are adapted, or neither",
+            recipe.where("method", "target_modules"),
+            f"add {', '.join(missing)}",
+        )
+
+
+def ties_stay(recipe: Recipe, facts: ModelFacts) -> Iterator[Problem]:
+    """An adapter on one side of a tied weight cannot be merged: the other side would change with it."""
+    targets = recipe.get("method", "target_modules")
+    if not facts.tied or not facts.layout or not isinstance(targets, list):
+        return
+    head = facts.layout.head
+    shape = head.parameters["weight"]
+    tied = {path for path, module in facts.layout.modules() if module.parameters.get("weight") == shape} | {head.path}
+    for at, target in enumerate(targets):
+        if any(path == target or path.endswith(f".{target}") for path in tied):
+            yield Problem(
+                "tied-embeddings",
+                f'"{target}" shares its weight with another module: an adapter on it could not be merged',
+                recipe.where("method", "target_modules", at),
+                'leave it out; to train the embeddings too: "method": {"type": "full"}',
+            )
+
+
+RULES = (within_context, has_chat_template, targets_exist, ties_stay)

@@ -11,13 +11,13 @@ from dsft.plan.record import Batch, Data, Training
 from dsft.recipe.record import Recipe, Unusable
 
 
-def plan_training(recipe: Recipe, batch: Batch, data: Data) -> Training:
-    """Raises DsftError where the warm-up is longer than the training."""
+def plan_training(recipe: Recipe, batches: tuple[Batch, ...], data: Data) -> Training:
+    """The schedule; it is the same for all `batches`, divisions of one global batch. Raises DsftError where the warm-up is longer than the training."""
 
     def said(field: str):
         return recipe.get("training", field)
 
-    updates_per_epoch = math.ceil(data.train_rows / batch.global_batch_size)
+    updates_per_epoch = math.ceil(data.train_rows / batches[0].global_batch_size)
     by_epochs = None if said("num_train_epochs") is None else said("num_train_epochs") * updates_per_epoch
     lengths = [updates for updates in (by_epochs, said("max_steps")) if updates is not None]
     if not lengths:
