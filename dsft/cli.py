@@ -97,6 +97,13 @@ def schema(arguments: argparse.Namespace) -> None:
     print(schema_path().read_text(encoding="utf-8"), end="")
 
 
+def explain(arguments: argparse.Namespace) -> None:
+    """Print the page on a kind of error: what it means, an example, what to do."""
+    from dsft.explain import overview, page
+
+    print(page(arguments.kind) if arguments.kind else overview())
+
+
 def describe(plan) -> str:
     """The plan in one line."""
     return f"{strategy_line(plan)}; {batch_line(plan)}; {plan.training.total_updates} updates"
@@ -277,6 +284,8 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("prompt", metavar="PROMPT", help="what the user says")
     sub.add_argument("--max-new-tokens", metavar="N", type=_positive, default=256, help="longest answer (default: 256)")
     command(schema, "schema")
+    sub = command(explain, "explain")
+    sub.add_argument("kind", metavar="KIND", nargs="?", help="the name in brackets, as in unknown-key; without it, all")
     return parser
 
 
