@@ -70,7 +70,7 @@ class Problem:
     def render(self) -> str:
         """The problem as a compiler would print it: place, kind, message, source line with carets, help."""
         place = f"{self.where}: " if self.where else ""
-        lines = [f"{place}{self.severity}[{self.kind}]: {self.message}"]
+        lines = [f"{place}{self.severity}[{self.kind}]: {_visible(self.message)}"]
         margin = "  "
         if self.where and self.where.text is not None and self.where.column is not None:
             number, text = str(self.where.line), self.where.text
@@ -82,7 +82,7 @@ class Problem:
             lines.append(f"  {number} | {_visible(text)}")
             lines.append(f"{margin}| {before}{'^' * max(1, sum(map(_width, under)))}")
         if self.help:
-            lines.append(f"{margin}help: {self.help}")
+            lines.append(f"{margin}help: {_visible(self.help)}")
         return "\n".join(lines)
 
 
@@ -90,7 +90,7 @@ def _visible(text: str) -> str:
     """`text` with each character that would move or hide others (escapes, direction marks) as U+FFFD."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c == "\t" else "\ufffd" for c in text)
+    return "".join(c if c.isprintable() or c in "\t\n" else "\ufffd" for c in text)
 
 
 def _width(char: str) -> int:

@@ -28,10 +28,10 @@ from typing import Any
 
 import jsonschema
 
-import dsft
 from dsft.errors import DsftError, Problem
 from dsft.recipe.record import Path
 from dsft.recipe.text import MAX_PROBLEMS, Node, Source, parse
+from dsft.shipped import shipped
 
 _TYPES = {
     "object": "an object {…}",
@@ -45,10 +45,7 @@ _TYPES = {
 
 
 def schema_path() -> FilePath:
-    """schemas/recipe.schema.json: inside the package in a wheel, beside it in a source checkout."""
-    package = FilePath(dsft.__file__).parent
-    inside = package / "schemas" / "recipe.schema.json"
-    return inside if inside.exists() else package.parent / "schemas" / "recipe.schema.json"
+    return shipped("schemas/recipe.schema.json")
 
 
 @functools.cache
@@ -137,8 +134,8 @@ def _wrong_value(error: jsonschema.ValidationError) -> tuple[str, str, str | Non
             help = None
             if isinstance(value, str) and _reads_as(value, types):
                 help = f"write {value} without quotes"
-            elif value is None and "default" in error.schema:
-                help = f"leave it out for the default, {_shown(error.schema['default'])}"
+            elif value is None:
+                help = _without_null(error.schema)
             return "wrong-type", f"must be {' or '.join(_TYPES[t] for t in types)}, not {shown}", help or example
         case "enum" | "const":
             return "not-allowed-value", *_not_in(value, [limit] if error.validator == "const" else limit, error.schema)
@@ -168,9 +165,12 @@ def _not_in(value: Any, allowed: list[Any], schema: dict[str, Any]) -> tuple[str
     if refusal:
         return f"cannot be {_shown(value)}", refusal
     close = _closest(value, [option for option in allowed if isinstance(option, str)])
-    return f"must be one of {options}, not {_shown(value)}", f'did you mean "{close}"?' if close else schema.get(
-        "description"
-    )
+    help = f'did you mean "{close}"?' if close else value is None and _without_null(schema) or schema.get("description")
+    return f"must be one of {options}, not {_shown(value)}", help
+
+
+def _without_null(schema: dict[str, Any]) -> str | None:
+    return f"leave it out for the default, {_shown(schema['default'])}" if "default" in schema else None
 
 
 def _meant_key(key: str, path: Path, siblings: dict[str, Any]) -> tuple[Path | None, str]:

@@ -155,7 +155,9 @@ class _Parser:
                     key.start,
                     key.end,
                     kind="duplicate-key",
-                    help=f"it is already said at line {first.line}; keep one of them" if first.line else None,
+                    help=f"it is already said at line {first.line}, column {first.column}; keep one of them"
+                    if first.line
+                    else None,
                 )
                 members[name] = members[name]._replace(broken=True)
             elif readable:
