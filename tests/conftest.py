@@ -39,10 +39,16 @@ def _make_record(
     device: str = "cpu",
     launcher: str = "local",
     config: dict | None = None,
+    offload_optimizer: str = "none",
+    offload_param: str = "none",
+    reshard_after_forward: bool = True,
+    cpu_offload: bool = False,
+    hybrid_shard: bool = False,
     **training,
 ) -> record.Plan:
     if engine == "deepspeed" and zero_stage is None:
         zero_stage = 2
+    deepspeed, fsdp = engine == "deepspeed", engine == "fsdp"
     per_node = world_size // len(hosts)
     plan = record.Plan(
         name="tiny",
@@ -59,7 +65,16 @@ def _make_record(
             chat_template=None,
         ),
         method=record.Method("lora", 8, 16.0, 0.0, "all-linear"),
-        strategy=record.Strategy(engine, zero_stage, True if engine == "fsdp" else None, config or {}),
+        strategy=record.Strategy(
+            engine=engine,
+            zero_stage=zero_stage,
+            offload_optimizer=offload_optimizer if deepspeed else None,
+            offload_param=offload_param if deepspeed else None,
+            reshard_after_forward=reshard_after_forward if fsdp else None,
+            cpu_offload=cpu_offload if fsdp else None,
+            hybrid_shard=hybrid_shard if fsdp else None,
+            config=config or {},
+        ),
         batch=record.Batch(world_size, 2, 3, 6 * world_size),
         training=record.Training(
             updates_per_epoch=7,

@@ -92,6 +92,11 @@ def plan(
     targets: str | tuple[str, ...] = "all-linear",
     dropout: float = 0.0,
     resume: str = "auto",
+    cpu_offload: bool = False,
+    hybrid_shard: bool = False,
+    offload_optimizer: str = "none",
+    offload_param: str = "none",
+    machines: int = 1,
     **training,
 ) -> record.Plan:
     """A plan as `dsft.plan.make_plan` would make it, with what a test wants to vary as an argument."""
@@ -105,6 +110,7 @@ def plan(
         "precision": "fp32", "seed": 7, "eval_updates": None,
     }  # fmt: skip
     zero_config = {"zero_optimization": {"stage3_param_persistence_threshold": 0}} if stage == 3 else {}
+    deepspeed, fsdp = engine == "deepspeed", engine == "fsdp"
     return record.Plan(
         name="tiny",
         recipe_sha256="0" * 64,
@@ -117,13 +123,18 @@ def plan(
         ),
         method=record.Method(method, 4 if lora else None, 8 if lora else None, dropout if lora else None,
                              targets if lora else None),
-        strategy=record.Strategy(engine, stage, True if engine == "fsdp" else None, zero_config),
+        strategy=record.Strategy(
+            engine, stage, offload_optimizer if deepspeed else None, offload_param if deepspeed else None,
+            True if fsdp else None, cpu_offload if fsdp else None, hybrid_shard if fsdp else None, zero_config,
+        ),
         batch=record.Batch(world, per_device, accumulation, whole),
         training=record.Training(updates_per_epoch=-(-trained // whole), total_updates=updates,
                                  **{**defaults, **training}),
         checkpoint=record.Checkpoint(str(output), save_updates, 2, resume),
         logging=record.Logging(1, False),
-        cluster=record.Cluster("cpu", (record.Host("localhost", world),), world, 60),
+        cluster=record.Cluster(
+            "cpu", tuple(record.Host(f"node{at}", world // machines) for at in range(machines)), world // machines, 60
+        ),
         launcher="local",
     )  # fmt: skip
 

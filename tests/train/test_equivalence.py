@@ -17,10 +17,21 @@ ENGINES = {
     "zero2": ("deepspeed", 2),
     "zero3": ("deepspeed", 3),
 }
+VARIANTS = {  # the fields of a strategy beyond its engine
+    "fsdp-offload": ("fsdp", None, {"cpu_offload": True}),
+    "fsdp-hybrid": ("fsdp", None, {"hybrid_shard": True, "machines": 2}),
+    "zero1-offload": ("deepspeed", 1, {"offload_optimizer": "cpu"}),
+    "zero2-offload": ("deepspeed", 2, {"offload_optimizer": "cpu"}),
+    "zero3-offload": ("deepspeed", 3, {"offload_optimizer": "cpu"}),
+    "zero3-offload-param": ("deepspeed", 3, {"offload_param": "cpu"}),
+    "zero3-offload-all": ("deepspeed", 3, {"offload_optimizer": "cpu", "offload_param": "cpu"}),
+}
 SHAPES = [(1, 4, 1), (1, 2, 2), (1, 1, 4), (2, 2, 1), (2, 1, 2)]  # world, per device, accumulation: 4 rows each
-CASES = [("single", shape) for shape in SHAPES if shape[0] == 1][1:] + [
-    (engine, shape) for engine in ENGINES for shape in SHAPES
-]
+CASES = (
+    [("single", shape) for shape in SHAPES if shape[0] == 1][1:]
+    + [(engine, shape) for engine in ENGINES for shape in SHAPES]
+    + [(variant, (4, 1, 1) if variant == "fsdp-hybrid" else (2, 1, 2)) for variant in VARIANTS]
+)
 
 
 @pytest.fixture(scope="session")
@@ -29,12 +40,12 @@ def follow(trained, model, untied, data, tmp_path_factory):
 
     @functools.cache
     def run(engine: str, shape: tuple[int, int, int], method: str, tied: bool = True, **training):
-        kind, stage = ENGINES.get(engine, (engine, None))
+        kind, stage, *fields = VARIANTS.get(engine) or ENGINES.get(engine, (engine, None))
         world, per_device, accumulation = shape
         output = tmp_path_factory.mktemp(f"{engine}-{method}")
         plan = tiny.plan(
             model if tied else untied, data, output, engine=kind, stage=stage, world=world, per_device=per_device,
-            accumulation=accumulation, method=method, **{"learning_rate": 2e-3, **training},
+            accumulation=accumulation, method=method, **{"learning_rate": 2e-3, **training}, **dict(*fields),
         )  # fmt: skip
         return trained(plan)
 
@@ -61,7 +72,9 @@ def weight_difference(run, reference) -> float:
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
-@pytest.mark.parametrize(("engine", "shape"), CASES, ids=lambda value: value if isinstance(value, str) else "x".join(map(str, value)))
+@pytest.mark.parametrize(
+    ("engine", "shape"), CASES, ids=lambda value: value if isinstance(value, str) else "x".join(map(str, value))
+)
 def test_ten_fp32_updates_follow_one_process(follow, engine, shape, method):
     reference = follow("single", (1, 4, 1), method)
     run = follow(engine, shape, method)
@@ -187,8 +200,9 @@ def test_gradient_checkpointing_changes_nothing(trained, follow, model, data, tm
         model, data, tmp_path / "out", engine=kind, stage=stage, world=2, per_device=2, checkpointing=True,
         learning_rate=2e-3, targets=("q_proj",),
     )  # fmt: skip
-    run, reference = trained(plan), trained(
-        tiny.plan(model, data, tmp_path / "plain", learning_rate=2e-3, targets=("q_proj",))
+    run, reference = (
+        trained(plan),
+        trained(tiny.plan(model, data, tmp_path / "plain", learning_rate=2e-3, targets=("q_proj",))),
     )
     assert difference(run, reference, "loss") < 1e-6
     assert weight_difference(run, reference) < 1e-5

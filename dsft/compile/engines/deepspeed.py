@@ -39,13 +39,24 @@ def _decided(plan: Plan) -> dict[str, Any]:
         "fp16": {"enabled": False},
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": "fp32",
-        "zero_optimization": {"stage": plan.strategy.zero_stage},
+        "zero_optimization": {"stage": plan.strategy.zero_stage, **_offload(plan)},
         "steps_per_print": None,
         "wall_clock_breakdown": False,
     }
     if training.optim == "sgd":
         config["zero_allow_untested_optimizer"] = True  # DeepSpeed's list holds only Adam and its relatives
+    if plan.strategy.offload_optimizer == "cpu":
+        # The optimizer is torch's under every engine; DeepSpeed would insist on its own, compiled at the first start.
+        config["zero_force_ds_cpu_optimizer"] = False
     return config
+
+
+def _offload(plan: Plan) -> dict[str, Any]:
+    """The blocks of what lives in the host's memory. Page-locked, where there is a GPU to copy to."""
+    strategy = plan.strategy
+    devices = {"offload_optimizer": strategy.offload_optimizer, "offload_param": strategy.offload_param}
+    pinned = plan.cluster.device == "cuda"
+    return {name: {"device": device, "pin_memory": pinned} for name, device in devices.items() if device != "none"}
 
 
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -76,7 +76,9 @@ def write_moments(wrapped: Wrapped, moments: Mapping[str, Mapping[str, torch.Ten
     keys = next(iter(moments.values())).keys()
     zero, inner = wrapped.optimizer, wrapped.optimizer.optimizer  # DeepSpeed's around torch's
     stage3 = hasattr(zero, "fp32_partitioned_groups_flat")
-    flats = zero.fp32_partitioned_groups_flat if stage3 else [p for group in inner.param_groups for p in group["params"]]
+    flats = (
+        zero.fp32_partitioned_groups_flat if stage3 else [p for group in inner.param_groups for p in group["params"]]
+    )
     for flat in flats:
         inner.state[flat] = {"step": torch.tensor(float(updates)), **{key: torch.zeros_like(flat) for key in keys}}
     if not stage3:

@@ -1,4 +1,4 @@
-"""PyTorch's FSDP2 (fully_shard): weights, gradients and optimizer state sharded over all processes."""
+"""PyTorch's FSDP2 (fully_shard): weights, gradients and optimizer state sharded, over all processes or inside machines."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dsft.plan.record import Plan
-from dsft.train.engines.single import backward, update
+from dsft.train.engines.single import backward, update, whole
 from dsft.train.engines.wrapped import Wrapped, trainable_parameters
 from dsft.train.model import decoder_layers
 from dsft.train.optimizer import make_optimizer
@@ -23,17 +23,35 @@ __all__ = ["accumulating", "backward", "gather", "read_moment", "update", "wrap"
 
 
 def wrap(plan: Plan, model: nn.Module, world: World, directory: Path) -> Wrapped:
-    mesh = init_device_mesh(world.device.type, (world.size,))
     policy = MixedPrecisionPolicy()
     if plan.training.precision == "bf16":
         # Gradients are summed in fp32, as DDP does with its fp32 weights.
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    options = {"mesh": mesh, "mp_policy": policy, "reshard_after_forward": plan.strategy.reshard_after_forward}
+    options = {
+        "mesh": _mesh(plan, world),
+        "mp_policy": policy,
+        "offload_policy": _offload(plan, world),
+        "reshard_after_forward": plan.strategy.reshard_after_forward,
+    }
     for layer in decoder_layers(model):
         fully_shard(layer, **options)
-    fully_shard(model, **options)
-    model.to(world.device)  # buffers; the shards are there already
+    fully_shard(model, **options)  # what is left; buffers are on the device by now
     return Wrapped(model, make_optimizer(model, plan.training), trainable_parameters(model))
+
+
+def _mesh(plan: Plan, world: World) -> DeviceMesh:
+    """One dimension: sharded over all ranks. Two, of a hybrid: replicated over machines, sharded over their ranks."""
+    if not plan.strategy.hybrid_shard:
+        return init_device_mesh(world.device.type, (world.size,))
+    per_node = plan.cluster.processes_per_node  # every launcher gives a machine consecutive ranks
+    return init_device_mesh(
+        world.device.type, (world.size // per_node, per_node), mesh_dim_names=("replicate", "shard")
+    )
+
+
+def _offload(plan: Plan, world: World) -> OffloadPolicy:
+    # Page-locked memory makes copies to a GPU fast; without one there is nobody to lock it.
+    return CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if plan.strategy.cpu_offload else OffloadPolicy()
 
 
 def accumulating(wrapped: Wrapped, last: bool) -> contextlib.AbstractContextManager:
@@ -42,17 +60,17 @@ def accumulating(wrapped: Wrapped, last: bool) -> contextlib.AbstractContextMana
 
 
 def gather(wrapped: Wrapped, parameter: nn.Parameter) -> torch.Tensor:
-    return parameter.detach().full_tensor().float()
+    return whole(parameter.detach()).float()
 
 
 def read_moment(wrapped: Wrapped, parameter: nn.Parameter, key: str) -> torch.Tensor:
-    return wrapped.optimizer.state[parameter][key].full_tensor()
+    return whole(wrapped.optimizer.state[parameter][key])
 
 
 def write_moments(wrapped: Wrapped, moments: Mapping[str, Mapping[str, torch.Tensor]], updates: int) -> None:
-    def shard(whole: torch.Tensor, like: DTensor) -> DTensor:
+    def shard(moment: torch.Tensor, like: DTensor) -> DTensor:
         # Every rank has read the whole tensor: each takes its own part, nothing is sent.
-        return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+        return distribute_tensor(moment, like.device_mesh, like.placements, src_data_rank=None).to(like.device)
 
     for name, parameter in wrapped.trainable.items():
         state = {key: shard(moment, parameter) for key, moment in moments[name].items()}

@@ -1,0 +1,122 @@
+"""`strategy.config` beyond the schema: keys that the chosen stage does not use or the installed DeepSpeed does not have.
+
+The schema lists the keys that a recipe may add, with types and ranges: those of DeepSpeed `VERSION`, which a test
+compares with DeepSpeed's own models. An installed DeepSpeed of another version may lack some of them, or have removed
+them. Its names are read from its source, for importing it takes seconds; and only where a recipe adds keys at all.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from dsft.errors import DsftError, Problem
+from dsft.recipe.record import Recipe
+
+VERSION = "0.19.8"
+
+# Keys of zero_optimization -> the stages that use them, as DeepSpeedEngine._configure_zero_optimizer hands them over. A
+# key that is not here is used by all. Those that start with stage3_ say it themselves.
+_STAGES = {
+    "allgather_bucket_size": (1, 2),
+    "allgather_partitions": (1, 2),
+    "ignore_unused_parameters": (1, 2),
+    "round_robin_gradients": (1, 2),
+    "use_multi_rank_bucket_allreduce": (1, 2),
+    "enable_sanity_checks": (3,),
+    "log_trace_cache_warnings": (3,),
+    "memory_efficient_linear": (3,),
+    "sub_group_size": (3,),
+    "zero_hpz_partition_size": (3,),
+}
+
+# Blocks of the configuration ("": the top) -> the sources in DeepSpeed's package that name their keys.
+_SOURCES = {
+    "": (
+        "runtime/constants.py",
+        "runtime/zero/config.py",
+        "runtime/swap_tensor/constants.py",
+        "comm/constants.py",
+        "profiling/constants.py",
+    ),
+    "zero_optimization": ("runtime/zero/config.py",),
+    "aio": ("runtime/swap_tensor/constants.py",),
+    "comms_logger": ("comm/config.py",),
+    "flops_profiler": ("profiling/constants.py",),
+}
+
+
+def check_deepspeed_keys(recipe: Recipe, warn: Callable[[Problem], None]) -> None:
+    """Raises DsftError for keys unknown to the installed DeepSpeed; warns of those without effect."""
+    config = recipe.get("strategy", "config")
+    if not config:
+        return
+    for problem in _without_effect(recipe, config):
+        warn(problem)
+    unknown = list(_unknown(recipe, config))
+    if unknown:
+        raise DsftError(unknown)
+
+
+def _without_effect(recipe: Recipe, config: Mapping[str, Any]) -> Iterator[Problem]:
+    def problem(path: tuple[str, ...], because: str, help: str) -> Problem:
+        message = f'"strategy.config.{".".join(path)}" has no effect: {because}'
+        return Problem("no-effect", message, recipe.where_key("strategy", "config", *path), help, severity="warning")
+
+    stage = recipe.get("strategy", "zero_stage")
+    for path in _said(recipe, config):
+        block, _, key = ".".join(path).rpartition(".")
+        stages = _STAGES.get(key, (3,) if key.startswith("stage3_") else (1, 2, 3))
+        if block == "zero_optimization" and stage not in stages:
+            used = " and ".join(str(stage) for stage in stages)
+            yield problem(path, f"stage {used} uses it, and zero_stage is {stage}", f'remove "{key}"')
+    if "aio" in config and ("strategy", "config", "aio") not in recipe.wrong:
+        yield problem(("aio",), "nothing is offloaded to NVMe", 'remove "aio"')
+
+
+def _unknown(recipe: Recipe, config: Mapping[str, Any]) -> Iterator[Problem]:
+    package = importlib.util.find_spec("deepspeed")  # of a package this imports nothing
+    if package is None or package.origin is None:
+        return  # compiled for other machines; the versions are compared there
+    names = {block: _installed_names(Path(package.origin).parent, block) for block in _SOURCES}
+    for path in _said(recipe, config):
+        block, _, key = ".".join(path).rpartition(".")
+        if names[block] and key not in names[block]:
+            yield Problem(
+                "unknown-key",
+                f'DeepSpeed {metadata.version("deepspeed")}, which is installed, has no key "{key}" in '
+                f'"{".".join(("strategy.config", *path[:-1]))}"',
+                recipe.where_key("strategy", "config", *path),
+                f"remove it, or install DeepSpeed {VERSION}",
+            )
+
+
+def _said(recipe: Recipe, config: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """The paths of all keys in `config`, one block deep, but for those that are reported already."""
+    for key, value in config.items():
+        for path in ((key,), *((key, inner) for inner in (value if isinstance(value, Mapping) else ()))):
+            if not any(("strategy", "config", *path[:end]) in recipe.wrong for end in range(1, len(path) + 1)):
+                yield path
+
+
+def _installed_names(package: Path, block: str) -> set[str]:
+    """The names in the sources of a block: fields of models, their aliases, and constants that hold a string.
+
+    Empty where there are no such sources: a DeepSpeed of another make says nothing about its keys.
+    """
+    names: set[str] = set()
+    for source in _SOURCES[block]:
+        path = package / source
+        for node in ast.walk(ast.parse(path.read_bytes())) if path.is_file() else ():
+            match node:
+                case ast.Assign(value=ast.Constant(value=str(name))):
+                    names.add(name)
+                case ast.AnnAssign(target=ast.Name(id=name)):
+                    names.add(name)
+                case ast.keyword(arg="alias", value=ast.Constant(value=str(name))):
+                    names.add(name)
+    return names

@@ -1,0 +1,35 @@
+"""The strategy, as far as its fields contradict each other or the machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dsft.errors import Problem, refused
+from dsft.plan.record import Host
+from dsft.recipe.record import Recipe
+
+
+def check_offload(recipe: Recipe) -> None:
+    """Raises DsftError for an offload that DeepSpeed would leave undone without a word."""
+    stage, offload_param = recipe.get("strategy", "zero_stage"), recipe.get("strategy", "offload_param")
+    if offload_param == "cpu" and stage != 3:
+        raise refused(
+            "offload-stage",
+            f'"offload_param" needs zero_stage 3, which shards the weights; it is {stage}',
+            where=recipe.where("strategy", "offload_param"),
+            help='write "zero_stage": 3, or "offload_optimizer": "cpu" in place of "offload_param"',
+        )
+
+
+def check_hybrid(recipe: Recipe, hosts: tuple[Host, ...], warn: Callable[[Problem], None]) -> None:
+    """Warns where there is nothing to replicate, or nothing to shard."""
+    if not recipe.get("strategy", "hybrid_shard"):
+        return
+    if len(hosts) == 1:
+        because, help = "there is one machine", 'remove "hybrid_shard"'
+    elif hosts[0].slots == 1:
+        because, help = "each machine has one process, so nothing is sharded", 'remove it, or write "type": "ddp"'
+    else:
+        return
+    message, where = f'"strategy.hybrid_shard" has no effect: {because}', recipe.where_key("strategy", "hybrid_shard")
+    warn(Problem("no-effect", message, where, help, severity="warning"))
