@@ -103,7 +103,8 @@ def folders_have_no_revision(recipe: Recipe) -> Iterator[Problem]:
 
 
 def evaluation_is_apart(recipe: Recipe) -> Iterator[Problem]:
-    train = [os.path.realpath(file["path"]) for file in recipe.get("data", "train")]
+    files = range(len(recipe.get("data", "train")))
+    train = [os.path.realpath(recipe.get("data", "train", at, "path")) for at in files]
     evaluation = recipe.get("data", "eval", "path")
     if evaluation is not None and os.path.realpath(evaluation) in train:
         yield Problem(
