@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dsft.compile import Artifacts
-from dsft.compile.launchers.common import TRAIN, plan_path
+from dsft.compile.launchers.common import TRAIN, plan_path, visible_devices
 from dsft.errors import refused
 from dsft.launch.supervise import Process, supervise
 from dsft.plan.record import Plan
@@ -49,7 +49,8 @@ def processes(plan: Plan, artifacts: Artifacts, directory: str | Path) -> tuple[
     environment = clean_environment(os.environ)
     if plan.launcher == "local":
         argv = (sys.executable, "-m", TRAIN, plan_path(Path(directory)))
-        return ranks(argv, plan.batch.world_size, environment)
+        devices = visible_devices(plan, plan.cluster.hosts[0])
+        return ranks(argv, plan.batch.world_size, environment | devices)
     (argv,) = artifacts.commands[plan.launcher]
     # The programs of the Python that runs this, whether or not its environment is activated.
     path = os.pathsep.join((str(Path(sys.executable).parent), environment.get("PATH", os.defpath)))

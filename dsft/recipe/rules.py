@@ -116,7 +116,9 @@ def evaluation_is_apart(recipe: Recipe) -> Iterator[Problem]:
         )
     for at, path in enumerate(train):
         if path in train[:at]:
-            message = f"{recipe.get('data', 'train', at, 'path')} is listed twice: an epoch shows each of its rows twice"
+            message = (
+                f"{recipe.get('data', 'train', at, 'path')} is listed twice: an epoch shows each of its rows twice"
+            )
             where = recipe.where("data", "train", at, "path")
             yield Problem("same-data", message, where, "remove it, unless that is meant", severity="warning")
 

@@ -16,7 +16,7 @@ import pytest
 
 from dsft.compile import ENGINES, LAUNCHERS, NAMES, compile_plan, write
 from dsft.errors import DsftError
-from dsft.plan.record import from_json
+from dsft.plan.record import Host, from_json
 
 
 def _config(plan):
@@ -204,3 +204,45 @@ def test_files_that_no_compile_wrote_are_not_touched(make_record, tmp_path):
     assert caught.value.problems[0].kind == "folder-taken"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["deepspeed.json", "recipe.json"]
     assert (tmp_path / "recipe.json").read_text() == "mine"
+
+
+SELECTED = (Host("n1", 2, devices=(2, 3)), Host("n2", 2, devices=(0, 1)))
+
+
+def selected(make_record, hosts=SELECTED, device="cuda"):
+    plan = make_record("ddp", world_size=4, hosts=("n1", "n2"), device=device)
+    plan = dataclasses.replace(plan, cluster=dataclasses.replace(plan.cluster, hosts=hosts))
+    return compile_plan(plan, "{}\n", "/work/build")
+
+
+def test_selected_gpus_are_the_only_ones_that_a_process_sees(make_record):
+    artifacts = selected(make_record)
+    for launcher in ("torchrun", "accelerate"):
+        assert [argv[:3] for argv in artifacts.commands[launcher]] == [
+            ("env", "CUDA_VISIBLE_DEVICES=2,3", launcher),
+            ("env", "CUDA_VISIBLE_DEVICES=0,1", launcher),
+        ]
+    (argv,) = artifacts.commands["deepspeed"]
+    assert argv[argv.index("--include") + 1] == "n1:2,3@n2:0,1"
+    assert artifacts.files["hostfile"] == "n1 slots=4\nn2 slots=2\n"
+
+
+def test_on_a_cpu_selected_slots_are_processes_only(make_record):
+    assert not any("CUDA" in word for argv in selected(make_record, device="cpu").commands["torchrun"] for word in argv)
+
+
+@pytest.mark.slow
+def test_deepspeed_reads_the_selection_as_it_is_meant(make_record, tmp_path):
+    from deepspeed.launcher.runner import fetch_hostfile, parse_inclusion_exclusion
+
+    artifacts = selected(make_record)
+    (tmp_path / "hostfile").write_text(artifacts.files["hostfile"])
+    (argv,) = artifacts.commands["deepspeed"]
+    pool = fetch_hostfile(str(tmp_path / "hostfile"))
+    chosen = parse_inclusion_exclusion(pool, argv[argv.index("--include") + 1], "")
+    assert {name: tuple(slots) for name, slots in chosen.items()} == {host.name: host.devices for host in SELECTED}
+
+
+def test_deepspeed_cannot_name_some_slots_of_a_host_with_a_user(make_record):
+    hosts = tuple(dataclasses.replace(host, user="alice") for host in SELECTED)
+    assert selected(make_record, hosts).commands["deepspeed"] == ()

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dsft.compile.launchers.common import TRAIN, plan_path, port
+from dsft.compile.launchers.common import TRAIN, on_devices, plan_path, port
 from dsft.plan.record import Plan
 
 CONFIG = "accelerate.yaml"
@@ -21,10 +21,13 @@ def files(plan: Plan, directory: Path, engine: ModuleType) -> dict[str, str]:
 def commands(plan: Plan, directory: Path) -> tuple[tuple[str, ...], ...]:
     config = ("--config_file", str(directory / CONFIG))
     train = ("-m", TRAIN, plan_path(directory))
-    nodes = len(plan.cluster.hosts)
-    if nodes == 1:
-        return (("accelerate", "launch", *config, *train),)
-    return tuple(("accelerate", "launch", *config, "--machine_rank", str(rank), *train) for rank in range(nodes))
+    hosts = plan.cluster.hosts
+    if len(hosts) == 1:
+        return ((*on_devices(plan, hosts[0]), "accelerate", "launch", *config, *train),)
+    return tuple(
+        (*on_devices(plan, host), "accelerate", "launch", *config, "--machine_rank", str(rank), *train)
+        for rank, host in enumerate(hosts)
+    )
 
 
 def _config(plan: Plan) -> dict[str, Any]:

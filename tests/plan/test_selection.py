@@ -1,0 +1,68 @@
+"""Machines and slots of a hostfile that a recipe takes or leaves out, as `deepspeed --include` names them."""
+
+from __future__ import annotations
+
+import pytest
+
+from dsft.errors import DsftError
+from dsft.plan.record import Host
+
+TWO = "n1 slots=2\nn2 slots=2\n"
+
+
+def cluster(workshop, hosts: str = TWO, **fields):
+    (workshop.folder / "hosts").write_text(hosts)
+    changes = {"cluster": {"device": "cpu", "hostfile": "hosts", **fields}}
+    return workshop.plan("training.per_device_train_batch_size=1", **changes).cluster
+
+
+@pytest.mark.parametrize(
+    ("fields", "hosts"),
+    [
+        ({"include": "n1"}, (Host("n1", 2, devices=(0, 1)),)),
+        ({"include": "n1:1"}, (Host("n1", 1, devices=(1,)),)),
+        ({"include": "n1:0,0"}, (Host("n1", 1, devices=(0,)),)),
+        ({"include": "n2:1@n1:0"}, (Host("n1", 1, devices=(0,)), Host("n2", 1, devices=(1,)))),
+        ({"exclude": "n1"}, (Host("n2", 2, devices=(0, 1)),)),
+        ({"exclude": "n1:0@n2:1"}, (Host("n1", 1, devices=(1,)), Host("n2", 1, devices=(0,)))),
+    ],
+)
+def test_selected(workshop, fields, hosts):
+    chosen = cluster(workshop, **fields)
+    assert chosen.hosts == hosts
+    assert chosen.processes_per_node == hosts[0].slots
+
+
+def test_the_world_is_the_sum_of_the_selected_slots(workshop):
+    (workshop.folder / "hosts").write_text(TWO)
+    plan = workshop.plan(cluster={"device": "cpu", "hostfile": "hosts", "include": "n1:0@n2:0"})
+    assert plan.batch.world_size == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "problems"),
+    [
+        ({"include": "n1:2,3"}, ["selection-slot n1 has no slot 2 (n1 has 0 to 1)"]),
+        ({"include": "n3"}, ["selection-host n3 is none of the hosts (known are n1, n2)"]),
+        ({"exclude": "n1@n2"}, ["selection-empty exclude leaves no slot of any machine"]),
+        ({"include": "n1:0,1@n2:0"}, ["contradiction n2 is left with 1 slots, and n1 with 2"]),
+        ({"include": "n1", "exclude": "n2"}, ["said-twice both include and exclude are said"]),
+        ({"include": "n1:"}, ['selection-syntax "n1:" does not name a host and its slots']),
+        ({"include": "n1:0-1@@n9"}, ["selection-syntax", "selection-syntax", "selection-host"]),
+        ({"nodes": 3}, ["contradiction nodes is 3, and the hostfile names 2"]),
+    ],
+)
+def test_refused(workshop, fields, problems):
+    with pytest.raises(DsftError) as caught:
+        cluster(workshop, **fields)
+    found = [f"{problem.kind} {problem.message} ({problem.help})" for problem in caught.value.problems]
+    assert len(found) == len(problems) and all(was.startswith(said) for was, said in zip(found, problems))
+
+
+def test_nodes_that_the_hostfile_has(workshop):
+    assert len(cluster(workshop, nodes=2).hosts) == 2
+
+
+def test_several_nodes_need_a_hostfile(workshop):
+    with pytest.raises(DsftError, match="without a hostfile there is this machine alone"):
+        workshop.plan(cluster={"device": "cpu", "nodes": 2})
