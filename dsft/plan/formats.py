@@ -63,6 +63,19 @@ def to_messages(format: str, row: Any) -> list[dict[str, str]]:
     return messages
 
 
+def formats_of(row: Any) -> list[str]:
+    """The formats that `row` is of."""
+    return [name for name in FORMATS if _fits(name, row)]
+
+
+def _fits(format: str, row: Any) -> bool:
+    try:
+        to_messages(format, row)
+    except RowError:
+        return False
+    return True
+
+
 def _present(row: dict) -> str:
     return f"; this one has {', '.join(row)}" if row else "; this one is empty"
 

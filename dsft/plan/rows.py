@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dsft.errors import DsftError, Problem, Where, failed
-from dsft.plan.formats import FORMATS, RowError, to_messages
+from dsft.plan.formats import RowError, formats_of, to_messages
 
 BOM = b"\xef\xbb\xbf"
 SPACE = " \t\r\n"
@@ -55,17 +55,9 @@ def scan(path: str | Path, format: str) -> tuple[int, str]:
 def _other_format(path: str | Path, content: bytes, format: str, first: Problem) -> Problem:
     """What to say of a file of which no row is of `format`: once, and which format it is."""
     row = next(_rows(path, content)).value
-    fitting = [name for name, convert in FORMATS.items() if _fits(convert, row)]
+    fitting = formats_of(row)
     help = f'its rows are in format "{fitting[0]}"' if fitting else None
     return Problem("wrong-format", f'no row is in format "{format}": {first.message}', Where(str(path)), help)
-
-
-def _fits(convert: Callable[[Any], object], row: Any) -> bool:
-    try:
-        convert(row)
-    except RowError:
-        return False
-    return True
 
 
 def shorten(problems: list[Problem]) -> list[Problem]:

@@ -42,8 +42,13 @@ def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
         raise DsftError(problems)
     if said is not None:
         tree = _merge(tree, said)
+    return checked(tree, problems)
+
+
+def checked(tree: Node, problems: Iterable[Problem] = ()) -> Recipe:
+    """The Recipe of a whole tree: completed, with what the schema and the rules find wrong besides `problems`."""
     values, found, wrong = schema.check(tree)
-    problems += found
+    problems = [*problems, *found]
     recipe = Recipe(values, tree, (), frozenset(wrong))
     problems += rules.check(recipe)
     return Recipe(values, tree, recipe.in_order(problems), frozenset(wrong))
