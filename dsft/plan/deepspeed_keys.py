@@ -34,6 +34,12 @@ _STAGES = {
     "zero_hpz_partition_size": (3,),
 }
 
+# Keys that nothing in dsft makes use of, and why.
+_UNUSED = {
+    ("aio",): "nothing is offloaded to NVMe",
+    ("zero_optimization", "stage3_gather_16bit_weights_on_model_save"): "dsft gathers and writes the result itself",
+}
+
 # Blocks of the configuration ("": the top) -> the sources in DeepSpeed's package that name their keys.
 _SOURCES = {
     "": (
@@ -63,19 +69,16 @@ def check_deepspeed_keys(recipe: Recipe, warn: Callable[[Problem], None]) -> Non
 
 
 def _without_effect(recipe: Recipe, config: Mapping[str, Any]) -> Iterator[Problem]:
-    def problem(path: tuple[str, ...], because: str, help: str) -> Problem:
-        message = f'"strategy.config.{".".join(path)}" has no effect: {because}'
-        return Problem("no-effect", message, recipe.where_key("strategy", "config", *path), help, severity="warning")
-
     stage = recipe.get("strategy", "zero_stage")
     for path in _said(recipe, config):
-        block, _, key = ".".join(path).rpartition(".")
-        stages = _STAGES.get(key, (3,) if key.startswith("stage3_") else (1, 2, 3))
-        if block == "zero_optimization" and stage not in stages:
-            used = " and ".join(str(stage) for stage in stages)
-            yield problem(path, f"stage {used} uses it, and zero_stage is {stage}", f'remove "{key}"')
-    if "aio" in config and ("strategy", "config", "aio") not in recipe.wrong:
-        yield problem(("aio",), "nothing is offloaded to NVMe", 'remove "aio"')
+        stages = _STAGES.get(path[-1], (3,) if path[-1].startswith("stage3_") else (1, 2, 3))
+        because = _UNUSED.get(path)
+        if because is None and path[0] == "zero_optimization" and stage not in stages:
+            because = f"zero_stage is {stage}, and {' and '.join(map(str, stages))} use{'s' * (len(stages) == 1)} it"
+        if because:
+            message = f'"strategy.config.{".".join(path)}" has no effect: {because}'
+            where = recipe.where_key("strategy", "config", *path)
+            yield Problem("no-effect", message, where, f'remove "{path[-1]}"', severity="warning")
 
 
 def _unknown(recipe: Recipe, config: Mapping[str, Any]) -> Iterator[Problem]:

@@ -27,11 +27,8 @@ VARIANTS = {  # the fields of a strategy beyond its engine
     "zero3-offload-all": ("deepspeed", 3, {"offload_optimizer": "cpu", "offload_param": "cpu"}),
 }
 SHAPES = [(1, 4, 1), (1, 2, 2), (1, 1, 4), (2, 2, 1), (2, 1, 2)]  # world, per device, accumulation: 4 rows each
-CASES = (
-    [("single", shape) for shape in SHAPES if shape[0] == 1][1:]
-    + [(engine, shape) for engine in ENGINES for shape in SHAPES]
-    + [(variant, (4, 1, 1) if variant == "fsdp-hybrid" else (2, 1, 2)) for variant in VARIANTS]
-)
+CASES = [("single", shape) for shape in SHAPES if shape[0] == 1][1:]
+CASES += [(engine, shape) for engine in ENGINES for shape in SHAPES]
 
 
 @pytest.fixture(scope="session")
@@ -85,9 +82,23 @@ def test_ten_fp32_updates_follow_one_process(follow, engine, shape, method):
     assert weight_difference(run, reference) < 1e-5
 
 
-@pytest.mark.parametrize("method", ["lora", "full"])
-@pytest.mark.parametrize("shape", [(2, 2, 1), (2, 1, 2)], ids=["2x2x1", "2x1x2"])
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("variant", "method"),
+    [*((variant, "full") for variant in VARIANTS), ("fsdp-offload", "lora"), ("zero2-offload", "lora"), ("zero3-offload-all", "lora")],
+)  # fmt: skip
+def test_offload_and_hybrid_follow_one_process(follow, variant, method):
+    shape = (4, 1, 1) if variant == "fsdp-hybrid" else (2, 1, 2)  # two machines of two; else gradients accumulate
+    reference, run = follow("single", (1, 4, 1), method), follow(variant, shape, method)
+    assert difference(run, reference, "loss") < 1e-6
+    assert difference(run, reference, "grad_norm") < 1e-5
+    assert weight_difference(run, reference) < 1e-5
+
+
+BF16_CASES = [(engine, shape, method) for engine in ENGINES for shape in SHAPES[3:] for method in ("lora", "full")]
+BF16_CASES += [(variant, (2, 1, 2), "full") for variant in ("fsdp-offload", "zero1-offload", "zero2-offload", "zero3-offload-all")]
+
+
+@pytest.mark.parametrize(("engine", "shape", "method"), BF16_CASES)
 def test_bf16_stays_near_one_process(follow, engine, shape, method):
     reference = follow("single", (1, 4, 1), method, precision="bf16")
     run = follow(engine, shape, method, precision="bf16")
@@ -162,8 +173,11 @@ def test_the_schedule_steps_once_an_update(follow, engine, shape):
     assert rates == pytest.approx([1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125])
 
 
-@pytest.mark.parametrize("clip", [None, 0.3, 1e4])
-@pytest.mark.parametrize("engine", ["single", *ENGINES])
+CLIPPING_CASES = [(engine, clip) for engine in ("single", *ENGINES) for clip in (None, 0.3, 1e4)]
+CLIPPING_CASES += [(variant, 0.3) for variant in ("fsdp-offload", "zero2-offload", "zero3-offload-all")]
+
+
+@pytest.mark.parametrize(("engine", "clip"), CLIPPING_CASES)
 def test_clipping_means_the_same_everywhere(follow, model, engine, clip):
     """With SGD at a rate of 1 the update is the clipped gradient: its size is the norm, or what the recipe allows."""
     shape = (1, 4, 1) if engine == "single" else (2, 2, 1)
@@ -210,7 +224,7 @@ def test_gradient_checkpointing_changes_nothing(trained, follow, model, data, tm
     assert len(trained_b) == 4  # every layer got gradients
 
 
-@pytest.mark.parametrize("engine", ["single", *ENGINES])
+@pytest.mark.parametrize("engine", ["single", *ENGINES, "fsdp-offload", "zero2-offload", "zero3-offload-all"])
 def test_small_updates_survive_bf16(follow, model, data, tmp_path, engine):
     """A weight of 0.1 in bf16 has steps of 5e-4: updates of 1e-5 would all be rounded away."""
     from dsft.train.model import build_model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from itertools import product
 
 import pytest
 import tiny
@@ -20,10 +21,17 @@ ENGINES = {
     "zero2": ("deepspeed", 2, 2),
     "zero3": ("deepspeed", 3, 2),
 }
+VARIANTS = {
+    "fsdp-offload": ("fsdp", None, 2, {"cpu_offload": True}),
+    "fsdp-hybrid": ("fsdp", None, 4, {"hybrid_shard": True, "machines": 2}),
+    "zero2-offload": ("deepspeed", 2, 2, {"offload_optimizer": "cpu"}),
+    "zero3-offload": ("deepspeed", 3, 2, {"offload_optimizer": "cpu", "offload_param": "cpu"}),
+}
 
 
 def plan_for(engine: str, model, data, output, **changes):
-    kind, stage, world = ENGINES[engine]
+    kind, stage, world, *fields = VARIANTS.get(engine) or ENGINES[engine]
+    changes |= dict(*fields)
     return tiny.plan(
         model, data, output, engine=kind, stage=stage, world=world, per_device=4 // world, updates=8,
         save_updates=4, learning_rate=2e-3, dropout=0.1, **changes,
@@ -37,8 +45,11 @@ def interrupt_after_checkpoint(run) -> None:
         shutil.rmtree(run.output / result, ignore_errors=True)
 
 
-@pytest.mark.parametrize(("method", "precision"), [("lora", "fp32"), ("lora", "bf16"), ("full", "fp32"), ("full", "bf16")])
-@pytest.mark.parametrize("engine", ENGINES)
+EXACT_CASES = [(engine, *what) for engine in ENGINES for what in product(("lora", "full"), ("fp32", "bf16"))]
+EXACT_CASES += [("fsdp-hybrid", "full", "fp32"), *((variant, "lora", "bf16") for variant in VARIANTS if "offload" in variant)]
+
+
+@pytest.mark.parametrize(("engine", "method", "precision"), EXACT_CASES)
 def test_resume_on_the_same_shape_is_exact(trained, model, data, tmp_path, engine, method, precision):
     """Eight updates over an epoch's end at six; the checkpoint is at four; dropout draws on."""
     plan = plan_for(engine, model, data, tmp_path / "out", method=method, precision=precision)
@@ -56,7 +67,7 @@ def test_resume_on_the_same_shape_is_exact(trained, model, data, tmp_path, engin
     assert all(torch.equal(weights[name], tensor) for name, tensor in resumed.weights.items())
 
 
-@pytest.mark.parametrize(("first", "second"), [("single", "zero3"), ("zero2", "fsdp"), ("fsdp", "ddp"), ("zero3", "single")])
+@pytest.mark.parametrize(("first", "second"), [("single", "zero3"), ("zero2", "fsdp"), ("fsdp", "ddp"), ("zero3", "single"), ("zero3-offload", "fsdp-offload")])
 def test_resume_on_another_engine_and_world_follows(trained, model, data, tmp_path, first, second):
     reference = trained(dataclasses.replace(plan_for(first, model, data, tmp_path / "reference", method="full")))
     run = trained(plan_for(first, model, data, tmp_path / "out", method="full"))
