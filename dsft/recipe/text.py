@@ -282,6 +282,7 @@ class _Parser:
         text = json.loads(self.text[start : self.at])
         if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in text):
             self.note("a string with NUL or half of a surrogate pair, which is no text", start, self.at)
+            return ""
         return text
 
     def single_quoted(self, wanted: str) -> str:
@@ -303,6 +304,7 @@ class _Parser:
         whole = not (fraction or exponent)
         if abs(value) == float("inf") or (whole and not -(2**63) <= value < 2**63):
             self.note("a number too large for 64 bits", start, self.at)
+            return None
         return value
 
     def word(self) -> bool | None:

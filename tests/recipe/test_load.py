@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 
 import jsonschema
 import pytest
 from workshop import COMPLETE
 
 from dsft.errors import DsftError
+from dsft.plan import make_plan
 from dsft.recipe import load_recipe, schema
+from dsft.recipe.text import MAX_PROBLEMS
 
 
 def problems(recipe):
     return [(str(problem.where), problem.kind, problem.message) for problem in recipe.problems]
+
+
+def bind(name):
+    socket.socket(socket.AF_UNIX).bind(name)
+
+
+def errors(recipe):
+    return [problem for problem in recipe.problems if problem.severity == "error"]
 
 
 def refused(workshop, recipe, *overrides):
@@ -170,6 +181,15 @@ def test_recipes_that_extend_each_other(workshop):
     assert str(problem.where) == f"{workshop.folder}/b.json:2:13"
 
 
+def test_a_chain_of_bases_has_an_end(workshop):
+    for at in range(30):
+        workshop.write(f"{at}.json", {"extends": f"{at + 1}.json"})
+    workshop.write("30.json", COMPLETE)
+    assert not errors(load_recipe(workshop.folder / "14.json"))
+    problem = refused(workshop, workshop.folder / "13.json")
+    assert problem.kind == "extends-too-long" and problem.where.source.endswith("29.json")
+
+
 def test_a_base_that_is_not_there(workshop):
     workshop.write("base.json", COMPLETE)
     problem = refused(workshop, {"extends": "bsae.json"})
@@ -224,6 +244,21 @@ def test_set_refused(workshop, argument):
     assert refused(workshop, COMPLETE, argument).where.source.startswith("--set")
 
 
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize(("key", "inner"), [("training", "training.max_steps"), ("data.eval", "data.eval.split")])
+@pytest.mark.parametrize("value", ["null", "3", "[]"])
+def test_a_value_and_a_field_in_it_are_not_both_set(workshop, key, inner, value, order):
+    problem = refused(workshop, COMPLETE, *[f"{key}={value}", f"{inner}=1"][::order])
+    assert problem.kind == "bad-override" and f'"{key}"' in problem.message
+
+
+def test_every_argument_that_cannot_be_read_is_reported_and_the_recipe_too(workshop):
+    path = workshop.write("recipe.json", '{"name": NaN')
+    with pytest.raises(DsftError) as caught:
+        load_recipe(path, ["name", "seed=1", "a=[1,"])
+    assert [problem.where.source for problem in caught.value.problems] == [str(path), str(path), "--set", "--set a=[1,"]
+
+
 def test_an_argument_does_not_take_the_blame_for_what_a_file_lacks(workshop):
     incomplete = {name: value for name, value in COMPLETE.items() if name != "method"}
     recipe = load_recipe(workshop.write("recipe.json", incomplete), ["name=other", "training.seed=3"])
@@ -259,6 +294,8 @@ def test_an_argument_does_not_take_the_blame_for_what_a_file_lacks(workshop):
         {"data": 3},
         {"cluster": {"processes_per_node": 0}},
         {"checkpoint": None},
+        {"data": {"train": [{"pth": "rows.json", "format": "alpaca"}], "max_length": 128}},
+        {"a\nb\u202e": 1},
     ],
 )
 def test_one_mistake_one_problem(workshop, changes):
@@ -272,3 +309,63 @@ def test_files_that_are_no_recipe(workshop, path, monkeypatch):
     monkeypatch.chdir(workshop.folder)
     with pytest.raises(DsftError):
         load_recipe(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"max_steps": 5', '"max_steps": NaN'),
+        ('"max_steps": 5', '"max_steps": 1e999'),
+        ('"max_steps": 5', '"max_steps": None'),
+        ('"max_steps": 5', '"max_steps": 5, "max_steps": 6'),
+        ('"learning_rate": 0.001', '"learning_rate": .001'),
+        ('"type": "lora"', '"type": lora'),
+        ('"type": "ddp"', "\"type\": 'ddp'"),
+        ('"name": "tiny"', '"name": "\\d"'),
+        ('"format": "alpaca"', '"format": "\\ud800"'),
+        ('"global_batch_size": 16,', '"global_batch_size": 016,'),
+        ('"global_batch_size": 16,', '"global_batch_size": 16, // each'),
+        ('"training": {', '"training": {,'),
+        ('"strategy": {', '"method": {}, "strategy": {'),
+    ],
+)
+def test_one_mistake_in_the_text_one_problem(workshop, old, new):
+    text = json.dumps(COMPLETE, indent=2)
+    assert text.count(old) == 1
+    path = workshop.write("recipe.json", text.replace(old, new))
+    with pytest.raises(DsftError) as caught:
+        make_plan(load_recipe(path), versions={}, cwd=workshop.folder)
+    assert len(caught.value.problems) == 1, caught.value
+
+
+@pytest.mark.parametrize("extra", ['"xyz": 1,', '"learning_rate": -1,'])
+def test_a_mistake_in_the_text_and_another_are_both_reported(workshop, extra):
+    text = (
+        json.dumps(COMPLETE, indent=2)
+        .replace('"learning_rate": 0.001', '"seed": NaN')
+        .replace('"max_steps"', extra + '"max_steps"')
+    )
+    recipe = load_recipe(workshop.write("recipe.json", text))
+    assert len(errors(recipe)) == 2 + ("xyz" in extra)  # the learning rate that is missing
+
+
+def test_more_problems_than_anyone_reads(workshop):
+    recipe = workshop.recipe(training={f"key{at}": 1 for at in range(5000)}, method={"r": 0})
+    assert len(recipe.problems) == MAX_PROBLEMS + 1
+    assert [problem.kind for problem in recipe.problems].count("too-many-problems") == 1
+
+
+@pytest.mark.parametrize("kind", ["recipe", "base", "rows", "hostfile", "chat_template"])
+@pytest.mark.parametrize("make", [os.mkfifo, bind])
+def test_a_pipe_or_a_socket_is_no_file(workshop, make, kind, monkeypatch):
+    monkeypatch.chdir(workshop.folder)
+    make("pipe")
+    overrides = {
+        "rows": ['data.train=[{"path": "pipe", "format": "alpaca"}]'],
+        "hostfile": ["cluster.hostfile=pipe"],
+        "chat_template": ["data.chat_template=pipe"],
+    }.get(kind, [])
+    path = workshop.write("recipe.json", COMPLETE | ({"extends": "pipe"} if kind == "base" else {}))
+    with pytest.raises(DsftError) as caught:
+        make_plan(load_recipe("pipe" if kind == "recipe" else path, overrides), versions={}, cwd=workshop.folder)
+    assert len(caught.value.problems) == 1 and "a pipe, a device or a socket" in str(caught.value)
