@@ -66,11 +66,13 @@ def check_stored(layout: Layout, tensors: dict[str, Tensor], path: Path, *, wher
 
 
 def _module_names(layout: Layout, tensors: dict[str, Tensor]) -> dict[str, Shape]:
-    """Shapes by the names of the modules: prefix put in front, Mixtral's first names replaced by today's."""
+    """Shapes by the names of the modules: prefix put in front, first names of GPT-NeoX and Mixtral replaced."""
     prefix = layout.layers_path.partition(".")[0] + "."
     head = layout.head.path + "."
     found = {}
     for name, tensor in tensors.items():
+        if name.startswith("embed_out."):
+            name = head + name.removeprefix("embed_out.")
         if not name.startswith((prefix, head)):
             name = prefix + name
         if ".block_sparse_moe." in name:
