@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
         return 0
     except DsftError as error:
-        report(error.problems, getattr(arguments, "format", "text"))
+        report(error.problems, getattr(arguments, "report_as", "text"))
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -48,9 +48,7 @@ def main(argv: list[str] | None = None) -> int:
 def check(arguments: argparse.Namespace) -> None:
     """Report everything that is wrong with a recipe, its files included; write nothing."""
     _, plan = _planned(arguments)
-    if arguments.format != "text":
-        report([], arguments.format)
-    else:
+    if arguments.report_as == "text":
         print(f"{arguments.recipe}: nothing wrong. {plan.name}: {describe(plan)}")
 
 
@@ -95,6 +93,15 @@ def schema(arguments: argparse.Namespace) -> None:
     from dsft.recipe.schema import schema_path
 
     print(schema_path().read_text(encoding="utf-8"), end="")
+
+
+def init(arguments: argparse.Namespace) -> None:
+    """Write a first recipe from a few answers: flags, or what is asked for on a terminal."""
+    from dsft.init import init
+
+    flags = ("model", "data", "format", "method", "cpu", "gpu", "gpus_per_node", "hostfile")
+    said = {flag: getattr(arguments, flag) for flag in flags}
+    print(init(arguments.file, said, ask=sys.stdin.isatty()))
 
 
 def explain(arguments: argparse.Namespace) -> None:
@@ -158,11 +165,15 @@ def _count(number: int, one: str, many: str) -> str:
 
 
 def _planned(arguments: argparse.Namespace):
+    """The recipe and its plan. Warnings are reported here; with "json" or "github" that is all there is to print."""
     from dsft.plan import installed_versions, make_plan
     from dsft.recipe import load_recipe
 
     recipe = load_recipe(arguments.recipe, arguments.set)
-    return recipe, make_plan(recipe, versions=installed_versions(), cwd=Path.cwd())
+    warnings: list[Problem] = []
+    plan = make_plan(recipe, versions=installed_versions(), cwd=Path.cwd(), warn=warnings.append)
+    report(warnings, getattr(arguments, "report_as", "text"))
+    return recipe, plan
 
 
 def _compiled(arguments: argparse.Namespace):
@@ -260,11 +271,14 @@ def _parser() -> argparse.ArgumentParser:
     def takes_format(sub: argparse.ArgumentParser) -> None:
         sub.add_argument(
             "--format",
+            dest="report_as",
             choices=("text", "json", "github"),
             default="text",
             help="how problems are printed: text for people (default), json, or github for annotations in GitHub Actions",
         )
-        sub.add_argument("--json", action="store_const", dest="format", const="json", help="the same as --format json")
+        sub.add_argument(
+            "--json", action="store_const", dest="report_as", const="json", help="the same as --format json"
+        )
 
     sub = command(check, "check")
     takes_recipe(sub)
@@ -284,6 +298,16 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("prompt", metavar="PROMPT", help="what the user says")
     sub.add_argument("--max-new-tokens", metavar="N", type=_positive, default=256, help="longest answer (default: 256)")
     command(schema, "schema")
+    sub = command(init, "init")
+    sub.add_argument("file", metavar="FILE", type=Path, nargs="?", default="recipe.json", help="default: recipe.json")
+    sub.add_argument("--model", metavar="MODEL", help="a model's folder, or an id of the Hugging Face hub")
+    sub.add_argument("--data", metavar="FILE", help="a file of rows")
+    sub.add_argument("--format", metavar="FORMAT", help="alpaca or messages (default: by the first row)")
+    sub.add_argument("--method", metavar="METHOD", help="lora or full")
+    sub.add_argument("--cpu", action="store_true", help="train on the CPU")
+    sub.add_argument("--gpu", metavar="NAME", help="the kind of GPU, as in h100-80gb; dsft schema names all")
+    sub.add_argument("--gpus-per-node", metavar="N", type=_positive, help="GPUs in each machine (default: 1)")
+    sub.add_argument("--hostfile", metavar="FILE", help="the machines, where there are several")
     sub = command(explain, "explain")
     sub.add_argument("kind", metavar="KIND", nargs="?", help="the name in brackets, as in unknown-key; without it, all")
     return parser
@@ -292,5 +316,5 @@ def _parser() -> argparse.ArgumentParser:
 def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of tokens")
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
     return number

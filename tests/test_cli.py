@@ -41,6 +41,60 @@ def test_check_as_json(recipe, capsys):
     out, err = capsys.readouterr()
     (problem,) = json.loads(out)["problems"]
     assert (problem["kind"], problem["help"], err) == ("unknown-key", 'did you mean "name"?', "")
+    assert problem["where"] == {
+        "file": None, "argument": "--set nmae=x", "line": None, "column": None, "end": None
+    }  # fmt: skip
+
+
+def test_check_as_json_gives_places(recipe, tmp_path, capsys):
+    text = (tmp_path / recipe).read_text()
+    (tmp_path / recipe).write_text(text.replace('"max_length": 128', '"max_length": 1.5'))
+    assert cli.main(["check", recipe, "--format", "json"]) == 2
+    said = json.loads(capsys.readouterr().out)
+    (problem,) = said["problems"]
+    assert said["ok"] is False
+    assert (problem["severity"], problem["kind"]) == ("error", "wrong-type")
+    where = problem["where"]
+    line = (tmp_path / recipe).read_text().split("\n")[where["line"] - 1]
+    assert (where["file"], line[where["column"] - 1 : where["end"] - 1]) == (recipe, "1.5")
+
+
+def test_check_for_github(recipe, tmp_path, capsys):
+    text = (tmp_path / recipe).read_text()
+    (tmp_path / "a,b:c%.json").write_text(text.replace('"max_steps": 5', '"max_stps": 5'))
+    assert cli.main(["check", "a,b:c%.json", "--format", "github", "--set", "strategy.type=dp"]) == 2
+    out, err = capsys.readouterr()
+    first, second = out.splitlines()
+    assert err == ""
+    assert first == (
+        '::error file=a%2Cb%3Ac%25.json,line=22,col=5,endColumn=15,title=unknown-key::unknown key "max_stps" in '
+        '"training"%0Ahelp: did you mean "max_steps"?'
+    )
+    assert second.startswith(
+        '::error title=not-allowed-value::--set strategy.type=dp: "strategy.type" cannot be "dp"%0A'
+    )
+
+
+WARNS = ["--set", "training.optim=sgd", "--set", "training.adam_beta1=0.5"]
+
+
+def test_a_warning_is_no_failure(recipe, tmp_path, capsys):
+    for command in (["check", recipe], ["compile", recipe, "-o", "out"], ["launch", recipe, "--dry-run"]):
+        assert cli.main([*command, *WARNS]) == 0
+        out, err = capsys.readouterr()
+        assert "tiny" in out and "warning[" not in out
+        assert err.startswith("--set training.adam_beta1=0.5: warning[no-effect]") and err.count("warning[") == 1
+    assert cli.main(["check", recipe, *WARNS, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["ok"] is True and [problem["severity"] for problem in said["problems"]] == ["warning"]
+    assert cli.main(["check", recipe, *WARNS, "--format", "github"]) == 0
+    assert capsys.readouterr().out.startswith("::warning title=no-effect::")
+
+
+def test_warnings_are_reported_with_errors(recipe, capsys):
+    assert cli.main(["check", recipe, *WARNS, "--set", "nmae=x"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("warning[") == 1 and err.count("error[") == 1
 
 
 def test_check_writes_nothing(recipe, tmp_path):
