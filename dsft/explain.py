@@ -35,4 +35,4 @@ def overview() -> str:
 
 def _first_sentence(text: str) -> str:
     paragraph = " ".join(text.partition("\n\n")[0].split())
-    return re.match(r".*?\.(?= [A-Z]|$)|", paragraph)[0]
+    return re.match(r".*?\.(?= |$)|", paragraph)[0]

@@ -265,6 +265,11 @@ def default(path: Path) -> Any:
     return _annotation(_field(path[:-1], path[-1]), "default", None)
 
 
+def description(path: Path) -> str:
+    """The meaning of the field at `path`."""
+    return _annotation(_field(path[:-1], path[-1]), "description", "")
+
+
 def _describe(key: str, field: Any) -> str | None:
     description, examples = _annotation(field, "description", ""), _annotation(field, "examples", [])
     example = f'for example "{key}": {_shown(examples[0])}' if examples else ""
