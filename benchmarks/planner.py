@@ -1,0 +1,354 @@
+"""The planner against published measurements: `python benchmarks/planner.py CASES.json`.
+
+Prints predicted / measured for the memory of every case, grouped by source, and for its speed where that was measured.
+Exit code 1 where a target is missed: median error within 8 %, nine of ten within 20 %, none that ran said not to fit.
+
+A case says how a job was run; what its framework does by that is stated here, in `TRANSLATIONS`: facts of the framework's
+source, not numbers to fit. The planner itself (dsft.plan.memory) knows no case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dsft.plan.cost import step_time
+from dsft.plan.facts import Linear, ModelFacts
+from dsft.plan.gpus import GPUS, Gpu
+from dsft.plan.memory import BF16, FP32, GIB, Memory, Workload, estimate, lora_parameters
+
+MEDIAN, WITHIN, SHARE = 0.08, 0.20, 0.90  # the targets
+Case = dict[str, Any]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("cases", type=Path, help="a JSON list of measured runs")
+    parser.add_argument("--parts", action="store_true", help="print the parts of each prediction too")
+    arguments = parser.parse_args()
+    cases = json.loads(arguments.cases.read_text())
+    rows = [(case, *predict(case)) for case in cases]
+    errors, refused = report_memory(rows, arguments.parts)
+    report_speed(rows)
+    print()
+    median = statistics.median(map(abs, errors))
+    share = sum(abs(error) <= WITHIN for error in errors) / len(errors)
+    print(f"{len(errors)} runs: median error {median:.1%} (target {MEDIAN:.0%}), {share:.0%} within {WITHIN:.0%} (target {SHARE:.0%})")
+    print(f"said not to fit, though they ran: {', '.join(refused) or 'none'}")
+    return int(median > MEDIAN or share < SHARE or bool(refused))
+
+
+def report_memory(rows, parts: bool) -> tuple[list[float], list[str]]:
+    """Prints the table; the errors as predicted/measured - 1, and the ids of what was said not to fit."""
+    errors, refused, source = [], [], None
+    by_source: dict[str, list[float]] = {}
+    for case, _, memory, predicted in rows:
+        name = short_source(case["source"])
+        if name != source:
+            source = name
+            print(f"\n{source}\n  {'GiB':>7} {'planner':>7} {'error':>7}  run")
+        error = predicted / case["peak_gib"] - 1
+        errors.append(error)
+        by_source.setdefault(name, []).append(error)
+        limit = capacity(case["gpu"])
+        over = limit is not None and memory.allocated / GIB > limit
+        if over:
+            refused.append(case["id"])
+        print(f"  {case['peak_gib']:7.2f} {predicted:7.2f} {error:+7.1%}  {case['id']}{'  > the GPU' if over else ''}")
+        if parts:
+            print("          " + ", ".join(f"{part} {size / GIB:.2f}" for part, size in memory.parts.items() if size))
+    print("\nMedian of the errors, and worst, by source")
+    for name, found in by_source.items():
+        worst = max(found, key=abs)
+        print(f"  {statistics.median(map(abs, found)):6.1%} {worst:+7.1%}  {len(found):3d}  {name}")
+    return errors, refused
+
+
+def report_speed(rows) -> None:
+    """Prints measured and predicted tokens a second and GPU, and how often the order of two runs is predicted right."""
+    known = [(case, seconds_of(case, work)) for case, work, _, _ in rows if case.get("tok_s_gpu") and gpu_of(case["gpu"])]
+    if not known:
+        return
+    print(f"\nTokens a second and GPU\n  {'run':>7} {'planner':>7} {'ratio':>7}")
+    speeds = []
+    for case, seconds in known:
+        work_tokens = case["seq"] * case["micro_batch"] * (case["grad_accum"] or 1)
+        predicted = work_tokens / seconds / (case["cp"] * case["tp"])
+        speeds.append((case["tok_s_gpu"], predicted))
+        print(f"  {case['tok_s_gpu']:7.0f} {predicted:7.0f} {predicted / case['tok_s_gpu']:7.2f}  {case['id']}")
+    ratios = sorted(predicted / measured for measured, predicted in speeds)
+    pairs = [(a, b) for at, a in enumerate(speeds) for b in speeds[at + 1 :] if max(a[0], b[0]) > 1.1 * min(a[0], b[0])]
+    right = sum((a[0] > b[0]) == (a[1] > b[1]) for a, b in pairs)
+    print(f"  median ratio {statistics.median(ratios):.2f}, from {ratios[0]:.2f} to {ratios[-1]:.2f}")
+    print(f"  of {len(pairs)} pairs of runs that differ by a tenth, {right / max(1, len(pairs)):.0%} are in the right order")
+
+
+def predict(case: Case) -> tuple[Workload, Memory, float]:
+    """The case as the planner sees it, its memory, and the number to compare: GiB of the kind that was measured."""
+    facts, work = translate(case)
+    memory = estimate(facts, work)
+    return work, memory, comparable(case["peak_kind"], memory) / GIB
+
+
+def seconds_of(case: Case, work: Workload) -> float:
+    facts, _ = translate(case)
+    return step_time(facts, work, gpu_of(case["gpu"]), case["nodes"]).seconds
+
+
+def comparable(kind: str, memory: Memory) -> int:
+    """Bytes of the kind that a case measured. A stated size of the CUDA context is taken at its word."""
+    if "allocated" in kind or kind.startswith("peak active"):
+        return memory.allocated
+    if "reserved" in kind:
+        return memory.reserved
+    stated = re.search(r"includes (\d+) MiB of CUDA context", kind)
+    return memory.reserved + int(stated[1]) * 1024**2 if stated else memory.device
+
+
+# From a case to the planner's terms ----------------------------------------------------------------------------------
+
+
+def translate(case: Case) -> tuple[ModelFacts, Workload]:
+    facts = facts_of(case)
+    work = general(case, facts)
+    for word, change in TRANSLATIONS.items():
+        if word in case["source"]:
+            return change(case, facts, work)
+    return facts, work
+
+
+def facts_of(case: Case) -> ModelFacts:
+    """The model as transformers names its parts."""
+    model = case["model"]
+    hidden, ffn, vocab = model["hidden"], model["ffn"], model["vocab"]
+    head_dim = model.get("head_dim") or hidden // model["heads"]
+    query, key = model["heads"] * head_dim, model["kv_heads"] * head_dim
+    family = model_type(model)
+    gated = family in ("llama", "mixtral")
+    shapes = {"q_proj": (hidden, query), "k_proj": (hidden, key), "v_proj": (hidden, key), "o_proj": (query, hidden)}
+    if gated:
+        shapes |= {"gate_proj": (hidden, ffn), "up_proj": (hidden, ffn), "down_proj": (ffn, hidden)}
+    else:
+        shapes |= {"fc1": (hidden, ffn), "fc2": (ffn, hidden)}
+    linears = tuple(Linear(name, *shape, model["layers"], False) for name, shape in shapes.items())
+    embedding = vocab * hidden
+    head = 0 if model["tied"] or family == "bert" else embedding
+    return ModelFacts(
+        model_type=family,
+        architecture="",
+        decoder_layer=None,
+        layers=model["layers"],
+        hidden=hidden,
+        heads=model["heads"],
+        kv_heads=model["kv_heads"],
+        head_dim=head_dim,
+        ffn=ffn,
+        gated=gated,
+        experts=0,
+        experts_per_token=0,
+        vocab=vocab,
+        tied=model["tied"],
+        max_positions=None,
+        parameters=model["params"],
+        active_parameters=model["params"],
+        layer_parameters=(model["params"] - embedding - head) // model["layers"],
+        embedding_parameters=embedding,
+        head_parameters=head,
+        linears=linears,
+        dtype=None,
+        stored_bytes=None,
+        chat_template=None,
+    )
+
+
+def model_type(model: dict[str, Any]) -> str:
+    said = f"{model.get('arch', '')} {model.get('mlp', '')} {model['name']}".lower()
+    if "bert" in said:
+        return "bert"
+    for family in ("gpt2", "opt", "bloom", "falcon", "pythia", "neox"):
+        if family in said:
+            return {"pythia": "gpt_neox", "neox": "gpt_neox"}.get(family, family)
+    return "gpt_neox" if "not gated" in said else "qwen3" if "qwen3" in said else "llama"
+
+
+def general(case: Case, facts: ModelFacts) -> Workload:
+    """What follows from a case's own words, by the ways of transformers and PyTorch."""
+    method, precision = case["method"], case["precision"].lower()
+    engine, stage = engine_of(case["engine"])
+    full = method["type"] == "full"
+    quantized = None if "nf4" not in precision else "nf4-double" if re.search(r"dq|double", precision) else "nf4"
+    pure = re.search(r"pure bf16|bf16-true|16-true|all states bf16", precision) is not None
+    plain = re.match(r"fp32$|fp32 only|32-true", precision) is not None
+    mixed = not pure and not plain
+    targets = targets_of(method, facts)
+    rank = method.get("r") or 0
+    trained = facts.parameters if full else lora_parameters(facts, targets, rank)
+    deepspeed = engine == "deepspeed"
+    stored = FP32 if plain or (mixed and full and not deepspeed) else BF16
+    kept = BF16 if pure else FP32
+    checkpointing = (case["activation_checkpointing"] or "none").split(" ")[0]
+    offload = (case["offload"] or "").lower()
+    data_parallel = case["gpus"] // (case["tp"] * case["pp"])
+    return Workload(
+        engine=engine,
+        zero_stage=stage,
+        world_size=case["gpus"],
+        processes_per_node=case["gpus"] // case["nodes"],
+        shards=data_parallel,
+        tensor_parallel=case["tp"],
+        context_parallel=case["cp"],
+        rows=case["micro_batch"],
+        length=case["seq"],
+        accumulation=case["grad_accum"] or 1,
+        logit_positions=0 if facts.model_type == "bert" else None,
+        # transformers: the output object holds the logits while the loss goes backward.
+        logit_bytes=14,
+        trained=trained,
+        full=full,
+        targets=targets,
+        rank=rank,
+        frozen_bytes=stored,
+        trained_bytes=stored if full or pure or deepspeed else FP32,
+        gradient_bytes=BF16 if pure or (deepspeed and mixed) else FP32,
+        master_bytes=(BF16 if pure else FP32) if deepspeed else 0,
+        moment_bytes=kept,
+        optimizer=optimizer_of(case["optimizer"]),
+        compute_bytes=FP32 if plain else BF16,
+        autocast=mixed and engine in ("single", "ddp"),
+        adapter_bytes=FP32 if "adapter fp32" in precision else BF16,
+        quantized=quantized,
+        attention="eager" if "eager" in case["attention"] else "flash" if "flash" in case["attention"] else "sdpa",
+        # A mask for padding takes transformers off the kernels that know grouped heads.
+        repeated_heads=case["packed"] is False,
+        checkpointing=checkpointing,
+        compiled=bool(case["compiled"]),
+        bucket_views=False,  # PyTorch's default
+        offload_weights="param" in offload,
+        offload_optimizer=bool(offload),
+    )
+
+
+def engine_of(said: str) -> tuple[str, int | None]:
+    """`fsdp1`, `fsdp2+tp`, `deepspeed zero3`, ... as an engine and a ZeRO stage."""
+    stage = re.search(r"zero[- ]?(\d)", said)
+    if said.startswith("deepspeed"):
+        return "deepspeed", int(stage[1]) if stage else 3
+    if said.startswith("fsdp"):
+        return "fsdp", None
+    return ("ddp" if said.startswith("ddp") else "single"), None
+
+
+def optimizer_of(said: str) -> str:
+    said = said.lower()
+    if "8bit" in said or "8-bit" in said:
+        return "adam8bit"
+    return "adafactor" if "adafactor" in said else "sgd" if "sgd" in said else "adamw"
+
+
+def targets_of(method: dict[str, Any], facts: ModelFacts) -> tuple[str, ...]:
+    names = tuple(linear.name for linear in facts.linears)
+    targets = method.get("targets")
+    if targets == "all-linear":
+        return names
+    words = {"query": "q_proj", "q": "q_proj", "k": "k_proj", "key": "k_proj", "v": "v_proj", "value": "v_proj"}
+    words |= {"proj": "o_proj", "projection": "o_proj"}
+    found = {words.get(target, target) for target in targets or ()}
+    if "mlp" in found:
+        found |= {"gate_proj", "up_proj", "down_proj", "fc1", "fc2"}
+    return tuple(name for name in names if name in found)
+
+
+# What frameworks do --------------------------------------------------------------------------------------------------
+
+
+def torchtitan(case: Case, facts: ModelFacts, work: Workload) -> tuple[ModelFacts, Workload]:
+    """train.py frees the logits before it goes backward. From 2025 on the loss is compiled (components/loss.py): then
+    bf16 logits and their bf16 gradient are all there is."""
+    compiled_loss = work.compiled and "202412" not in case["source"] and "pull/165" not in case["source"]
+    return facts, replace(work, logit_bytes=4 if compiled_loss else 12, foreach="fused" not in case["optimizer"])
+
+
+def litgpt(case: Case, facts: ModelFacts, work: Workload) -> tuple[ModelFacts, Workload]:
+    """litgpt/model.py, lora.py, utils.py: one matrix for queries, keys and values; keys and values copied to all heads
+    where they are grouped, and otherwise views that keep the whole product; adapters in bf16 with dropout 0.05, whose
+    zero padding keeps their output; the loss in bf16 by chunks: logits, log-probabilities and their gradient; no shared
+    weight where transformers ties embeddings."""
+    model = case["model"]
+    query, key = facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim
+    linears = [li for li in facts.linears if li.name not in ("q_proj", "k_proj", "v_proj")]
+    linears.insert(0, Linear("attn", facts.hidden, query + 2 * key, facts.layers, False))
+    grouped = facts.kv_heads != facts.heads
+    saved = 0 if grouped else BF16 * (query + key)  # the product is there whole, for the values' sake
+    targets = tuple(name for name in work.targets if name not in ("q_proj", "k_proj", "v_proj"))
+    adapted = {"q_proj": query, "k_proj": key, "v_proj": key}.items()
+    if any(name in work.targets for name, _ in adapted):
+        targets = ("attn", *targets)
+        if not all(name in work.targets for name, _ in adapted):
+            saved += BF16 * sum(width for name, width in adapted if name in work.targets)
+    if work.quantized:
+        # bitsandbytes up to 0.42 hangs the inputs of 4-bit matrices on the autograd node, where they stay as long as the
+        # loss does: in litgpt's loop until the next forward pass is done, beside its own.
+        passes = 1 if "resource-tables" in case["source"] else 2  # there only the first pass has the longest row
+        saved += passes * BF16 * (2 * facts.hidden + facts.ffn)
+    untied = facts.vocab * facts.hidden if model["tied"] else 0
+    facts = replace(
+        facts,
+        model_type="gpt_neox" if not facts.gated else facts.model_type,
+        linears=tuple(linears),
+        parameters=facts.parameters + untied,
+        head_parameters=facts.head_parameters + untied,
+    )
+    return facts, replace(
+        work,
+        trained=facts.parameters if work.full else work.trained,
+        targets=targets,
+        dropout=not work.full,
+        adapter_bytes=BF16,
+        repeated_heads=grouped,
+        saved_bytes=saved,
+        norm_bytes=BF16 if "resource-tables" in case["source"] else FP32,  # RMSNorm in fp32 came after that table
+        logit_bytes=6,
+        accumulation=work.accumulation if case["grad_accum"] else 2,
+    )
+
+
+def peft(case: Case, facts: ModelFacts, work: Workload) -> tuple[ModelFacts, Workload]:
+    """method_comparison: prompt tuning puts 200 virtual tokens before each row."""
+    if case["method"]["type"] == "prompt tuning":
+        work = replace(work, length=work.length + 200)
+    return facts, work
+
+
+TRANSLATIONS: dict[str, Callable[[Case, ModelFacts, Workload], tuple[ModelFacts, Workload]]] = {
+    "torchtitan": torchtitan,
+    "litgpt": litgpt,
+    "huggingface/peft": peft,
+}
+
+
+def short_source(source: str) -> str:
+    return source.split(" (")[0].split(" — ")[0][:100]
+
+
+def gpu_of(said: str) -> Gpu | None:
+    """The row of the planner's table for a case's words, or None."""
+    words = said.lower().replace(" ", "-")
+    names = {"h100-96gb": "h100-96gb", "h100": "h100-80gb", "a100": "a100-80gb", "v100": "v100-16gb"}
+    return GPUS.get(words.replace("gb-class", "gb")) or GPUS.get(names.get(words, ""))
+
+
+def capacity(said: str) -> float | None:
+    """GiB that a process can use; None where the case does not say which GPU."""
+    gpu = gpu_of(said)
+    stated = re.match(r"(\d+)GB class", said)
+    return gpu.memory / GIB if gpu else float(stated[1]) * 1e9 / GIB if stated else None
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

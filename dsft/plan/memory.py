@@ -1,0 +1,562 @@
+"""Memory of one process of a training job, by part, from the sizes of the model and the way it is trained.
+
+Every part is a short function that says where its formula comes from. Sizes are bytes. "Allocated" is what tensors take at
+the worst moment, as torch.cuda.max_memory_allocated counts it; "reserved" adds what the caching allocator holds besides;
+"device" adds what CUDA and NCCL take for themselves, as nvidia-smi shows it.
+
+What is said of autograd below ("saves") was read off with torch.autograd.graph.saved_tensors_hooks on the models of
+transformers 5, and agrees with section 4.1 of Korthikanti et al. 2022 (arXiv:2205.05198).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from dsft.plan import record
+from dsft.plan.facts import Linear, ModelFacts
+
+GIB = 1024**3
+FP32 = 4
+BF16 = 2
+
+CONTEXT = GIB // 2  # CUDA 12's context and its lazily loaded kernels; cuBLAS' workspace. 0.4 to 0.6 GiB on A100 and H100
+COMMUNICATOR = GIB // 2  # NCCL's channels and buffers of one or two communicators
+PROCESS = 600 * 1024**2  # resident: interpreter, torch, transformers
+ZERO_BUCKET = 500_000_000  # elements: DeepSpeed's default reduce_bucket_size
+ZERO_LIVE = 1_000_000_000  # elements: DeepSpeed's defaults stage3_max_live_parameters and sub_group_size
+
+LAYER_NORM = {"bert", "bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj", "opt", "phi", "stablelm"}
+NORMS = {"phi": 1, "gptj": 1, "falcon": 1, "gemma2": 4, "gemma3": 4, "gemma3_text": 4}  # in a layer; two in all others
+QUERY_KEY_NORM = {"qwen3", "qwen3_moe", "gemma3", "gemma3_text", "olmo2"}
+TANH_GELU = {"gpt2", "gptj", "phi", "gpt_neo"}  # written out in Python: three more tensors are saved
+DROPOUT = {"bert", "gpt2"}  # train with dropout where config.json does not say otherwise
+
+ATTENTION_OUT = {"o_proj", "out_proj", "proj", "c_proj", "dense", "attn_out"}
+MLP_OUT = {"down_proj", "fc2", "mlp_out", "dense_4h_to_h"}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """All that the memory and the time of a process depend on, besides the model."""
+
+    engine: str  # "single" | "ddp" | "fsdp" | "deepspeed"
+    zero_stage: int | None = None  # deepspeed
+    world_size: int = 1
+    processes_per_node: int = 1
+    shards: int = 1  # ranks over which one copy is split: all, or under hybrid sharding those of a node
+    tensor_parallel: int = 1  # with sequence parallelism: between the matrices every tensor is split too
+    context_parallel: int = 1
+    device: str = "cuda"  # or "cpu"
+
+    rows: int = 1  # of one pass of one process
+    length: int = 1  # tokens of a row, padding included
+    accumulation: int = 1
+    logit_positions: int | None = None  # per pass; None: all tokens
+    logit_bytes: int = 12  # per logit when the loss is worst; see `logits`
+
+    trained: int = 0  # parameters
+    full: bool = True  # all weights are trained; else adapters beside frozen weights
+    targets: tuple[str, ...] = ()  # linear layers with an adapter
+    rank: int = 0
+    dropout: bool = False  # on the adapters' inputs
+    frozen_bytes: int = BF16  # of a weight that is not trained
+    trained_bytes: int = FP32
+    gradient_bytes: int = FP32
+    master_bytes: int = 0  # the optimizer's own copy of a trained weight
+    moment_bytes: int = FP32
+    optimizer: str = "adamw"  # "adamw" | "sgd" | "adafactor" | "adam8bit"
+    compute_bytes: int = BF16  # of an activation
+    autocast: bool = False  # weights are cast in the forward pass, and the residual stream is fp32
+    adapter_bytes: int = BF16  # that adapters compute in, and keep a copy of their input in
+    quantized: str | None = None  # the frozen matrices: "nf4" | "nf4-double"
+
+    attention: str = "sdpa"  # "eager" | "sdpa" | "flash"
+    repeated_heads: bool = False  # grouped keys and values are copied to the width of the queries
+    checkpointing: str = "none"  # "full": a layer keeps its input; "selective": its attention and every second matrix too
+    compiled: bool = False
+    norm_bytes: int = FP32  # that RMSNorm computes in
+    saved_bytes: int = 0  # per token and layer: what a framework keeps besides what is counted here
+
+    reshard: bool = True  # fsdp: weights are dropped between forward and backward
+    bucket_views: bool = True  # ddp: gradients are views of the buckets that are sent
+    offload_optimizer: bool = False
+    offload_weights: bool = False
+    foreach: bool = True  # the optimizer updates all parameters at once, with temporaries of their size
+    checkpoints: int = 0  # whole ones on disk at the same time
+
+
+@dataclass(frozen=True)
+class Memory:
+    """`parts` sum up to `device`: bytes of one process on its device at the worst moment. `host` and `disk` are of a machine."""
+
+    parts: Mapping[str, int]
+    moment: str  # "loss" | "backward" | "reduction" | "update"
+    allocated: int
+    reserved: int
+    device: int
+    host: int
+    disk: int
+
+
+def estimate(facts: ModelFacts, work: Workload) -> Memory:
+    """What a process of `work` takes in training the model."""
+    moments = _moments(facts, work)
+    moment = max(moments, key=lambda name: sum(moments[name].values()))
+    parts = {name: int(size) for name, size in moments[moment].items()}
+    allocated = sum(parts.values())
+    if work.device == "cpu":
+        parts["process"] = PROCESS
+        device = reserved = allocated + PROCESS
+    else:
+        reserved = max(allocated, int(_reserved(moments.values())))
+        parts["allocator"] = reserved - allocated
+        parts["context"] = CONTEXT + (COMMUNICATOR if work.world_size > 1 else 0)
+        device = reserved + parts["context"]
+    return Memory(parts, moment, allocated, reserved, device, host(facts, work), disk(facts, work))
+
+
+def _reserved(moments: Iterable[Mapping[str, float]]) -> float:
+    """What the caching allocator holds: each part at its own highest.
+
+    It keeps freed blocks by size and stream (PyTorch, "CUDA semantics", memory management): the blocks of the loss are
+    cut up by the gradients that follow and are not whole when the next loss comes; FSDP gathers in a stream of its own.
+    """
+    highest: dict[str, float] = {}
+    for moment in moments:
+        for name, size in moment.items():
+            highest[name] = max(highest.get(name, 0), size)
+    return sum(highest.values())
+
+
+def _moments(facts: ModelFacts, work: Workload) -> dict[str, dict[str, float]]:
+    """The parts at the moments of an update that can be the worst: loss, backward of the last layer, its end, optimizer."""
+    always = {
+        "weights": weights(facts, work),
+        "adapters": adapters(work),
+        "optimizer": optimizer_state(work),
+        "masters": masters(work),
+    }
+    gradient, kept = gradients(work), kept_gradients(work)
+    saved, one_layer = activations(facts, work), layer_backward(facts, work)
+    ready = gathered(facts, work)
+    return {
+        "loss": {**always, "gradients": kept, "activations": saved, "logits": logits(facts, work), "gathered": ready},
+        "backward": {
+            **always,
+            "gradients": kept,
+            "activations": saved + one_layer,
+            "gathered": ready,
+            "buffers": buffers(facts, work, facts.layer_parameters),
+        },
+        "reduction": {
+            **always,
+            "gradients": gradient,
+            "gathered": ready,
+            "buffers": buffers(facts, work, facts.embedding_parameters + facts.head_parameters),
+        },
+        "update": {**always, "gradients": gradient, "buffers": update_temporaries(facts, work)},
+    }
+
+
+# What is there all the time ------------------------------------------------------------------------------------------
+
+
+def weight_shards(work: Workload) -> int:
+    """Over how many ranks a weight is split. ZeRO stage 3 = FSDP (Rajbhandari et al. 2019, arXiv:1910.02054, section 5)."""
+    whole = work.engine in ("single", "ddp") or (work.engine == "deepspeed" and work.zero_stage in (1, 2))
+    return work.tensor_parallel * (1 if whole else work.shards)
+
+
+def gradient_shards(work: Workload) -> int:
+    """ZeRO stages 2 and 3, FSDP."""
+    whole = work.engine in ("single", "ddp") or (work.engine == "deepspeed" and work.zero_stage == 1)
+    return work.tensor_parallel * (1 if whole else work.shards)
+
+
+def optimizer_shards(work: Workload) -> int:
+    """ZeRO stages 1 to 3, FSDP."""
+    return work.tensor_parallel * (1 if work.engine in ("single", "ddp") else work.shards)
+
+
+def weights(facts: ModelFacts, work: Workload) -> float:
+    """The model's weights, without adapters."""
+    if work.offload_weights:
+        return 0
+    return whole_weights(facts, work) / weight_shards(work)
+
+
+def whole_weights(facts: ModelFacts, work: Workload) -> float:
+    if work.full:
+        return facts.parameters * work.trained_bytes
+    matrices = matrix_parameters(facts)
+    per_matrix = quantized_bytes(work) if work.quantized else work.frozen_bytes
+    return matrices * per_matrix + (facts.parameters - matrices) * work.frozen_bytes
+
+
+def quantized_bytes(work: Workload) -> float:
+    """Bytes of a 4-bit weight: one fp32 scale per 64 of them; or that scale in 8 bits, and one fp32 per 256 scales.
+
+    Dettmers et al. 2023 (QLoRA, arXiv:2305.14314), section 3, "Double Quantization".
+    """
+    scale = FP32 / 64 if work.quantized == "nf4" else 1 / 64 + FP32 / (64 * 256)
+    return 0.5 + scale
+
+
+def matrix_parameters(facts: ModelFacts) -> int:
+    """Weights of the linear layers inside the decoder layers: those that are quantized and that autocast casts."""
+    return sum(linear.inputs * linear.outputs * linear.count for linear in facts.linears)
+
+
+def adapters(work: Workload) -> float:
+    """LoRA's own weights (Hu et al. 2021, arXiv:2106.09685)."""
+    return 0 if work.full or work.offload_weights else work.trained * work.trained_bytes / weight_shards(work)
+
+
+def optimizer_state(work: Workload) -> float:
+    """AdamW: two moments a weight. Adafactor: sums of rows and columns, next to nothing. 8-bit Adam: a byte each, and one
+    fp32 scale for each block of 2048 (Dettmers et al. 2021, arXiv:2110.02861)."""
+    if work.offload_optimizer:
+        return 0
+    per_weight = {"adamw": 2 * work.moment_bytes, "adam8bit": 2 * (1 + FP32 / 2048), "sgd": 0, "adafactor": 0}
+    return work.trained * per_weight[work.optimizer] / optimizer_shards(work)
+
+
+def masters(work: Workload) -> float:
+    """The copy of the trained weights that DeepSpeed's optimizer updates, under fp32 too."""
+    return 0 if work.offload_optimizer else work.trained * work.master_bytes / optimizer_shards(work)
+
+
+# Gradients -----------------------------------------------------------------------------------------------------------
+
+
+def gradients(work: Workload) -> float:
+    """All gradients, as they are when the optimizer takes them."""
+    if work.engine == "fsdp" and work.accumulation > 1:
+        # Passes before the last are not reduced: their sum is whole (FSDP2's set_requires_gradient_sync, FSDP1's no_sync).
+        return work.trained * work.gradient_bytes / work.tensor_parallel
+    if work.offload_weights or (work.offload_optimizer and work.zero_stage != 1):
+        return 0
+    copies = 1 if work.engine != "ddp" or work.bucket_views else 2  # DDP's buckets are a second copy where not views
+    return copies * work.trained * work.gradient_bytes / gradient_shards(work)
+
+
+def kept_gradients(work: Workload) -> float:
+    """Those that are there while a pass begins: the sum of the passes before; DDP's buckets; DeepSpeed's flat buffers."""
+    return gradients(work) if work.accumulation > 1 or work.engine in ("ddp", "deepspeed") else 0
+
+
+# Activations ---------------------------------------------------------------------------------------------------------
+
+
+def tokens(work: Workload) -> int:
+    """Of a pass in one process."""
+    return work.rows * work.length // work.context_parallel
+
+
+def activations(facts: ModelFacts, work: Workload) -> float:
+    """What the forward pass keeps for the backward pass, of all layers and the last norm."""
+    residual = FP32 if work.autocast else work.compute_bytes
+    per_layer = {"none": layer_saved, "selective": selective_saved, "full": input_saved}[work.checkpointing](facts, work)
+    top = facts.hidden * (work.norm_bytes + 2 * residual) / work.tensor_parallel
+    return tokens(work) * (facts.layers * per_layer + top)
+
+
+def input_saved(facts: ModelFacts, work: Workload) -> float:
+    """Bytes per token of a checkpointed layer: its input (Chen et al. 2016, arXiv:1604.06174)."""
+    return facts.hidden * (FP32 if work.autocast else work.compute_bytes) / work.tensor_parallel
+
+
+def selective_saved(facts: ModelFacts, work: Workload) -> float:
+    """Bytes per token under torchtitan's selective checkpointing by operator: the layer's input, the attention's output,
+    and the output of every second matrix product, in the order of their call (torchtitan, parallelize.py, `_save_list`)."""
+    width = {name: heads * facts.head_dim for name, heads in (("q", facts.heads), ("k", facts.kv_heads))}
+    outputs = [width["q"], width["k"], width["k"], facts.hidden, *[facts.ffn] * (2 if facts.gated else 1), facts.hidden]
+    kept = sum(outputs[::2]) + width["q"]
+    return input_saved(facts, work) + (work.compute_bytes * kept + FP32 * facts.heads) / work.tensor_parallel
+
+
+def layer_saved(facts: ModelFacts, work: Workload) -> float:
+    """Bytes per token of a layer without checkpointing."""
+    if work.compiled:
+        split = compiled_saved(facts, work)
+    else:
+        split = norms_saved(facts, work) + mlp_saved(facts, work) + dropout_saved(facts, work)
+        split += attention_saved(facts, work) + work.saved_bytes
+    inputs = linear_inputs_saved(facts, work)
+    # Behind a split norm the whole rows are collected for the matrices, and those are what is saved.
+    collected = (1 - 1 / work.tensor_parallel) * 2 * facts.hidden * work.compute_bytes
+    return (split + inputs) / work.tensor_parallel + collected
+
+
+def compiled_saved(facts: ModelFacts, work: Workload) -> float:
+    """Under torch.compile: the residual twice, and what goes in and out of matrices and attention. What lies between is
+    fused and made again in the backward pass (the min-cut partitioner of AOTAutograd)."""
+    gates = 2 if facts.gated else 1
+    return work.compute_bytes * (2 * facts.hidden + gates * facts.ffn) + attention_saved(facts, work)
+
+
+def norms_saved(facts: ModelFacts, work: Workload) -> float:
+    """RMSNorm of transformers, torchtitan and litgpt: the input in fp32 (a copy, unless the residual is that already), and
+    for the gradient of its weight the normalized values. LayerNorm is one operation: its input."""
+    residual = FP32 if work.autocast else work.compute_bytes
+    count = NORMS.get(facts.model_type, 2)
+    if facts.model_type in LAYER_NORM:
+        return count * facts.hidden * residual
+    per_value = work.norm_bytes + (residual if work.full else 0)
+    saved = count * facts.hidden * per_value
+    if facts.model_type in QUERY_KEY_NORM:
+        saved += (facts.heads + facts.kv_heads) * facts.head_dim * per_value
+    return saved
+
+
+def attention_saved(facts: ModelFacts, work: Workload) -> float:
+    """Queries, keys, values (after rotation) and the output; one fp32 per head and token for the softmax' sum.
+
+    Eager attention saves the softmax in fp32 and its copy in the dtype of the values, each heads x length per token;
+    with dropout a mask, and the product. FlashAttention: Dao et al. 2022, arXiv:2205.14135.
+    """
+    query = facts.heads * facts.head_dim
+    key = query if work.repeated_heads or work.attention == "eager" else facts.kv_heads * facts.head_dim
+    saved = work.compute_bytes * (2 * query + 2 * key)
+    if work.attention != "eager":
+        return saved + FP32 * facts.heads
+    copy = work.compute_bytes if work.compute_bytes != FP32 or facts.model_type in DROPOUT else 0
+    mask = 1 if facts.model_type in DROPOUT else 0
+    return saved + facts.heads * work.length * (FP32 + copy + mask)
+
+
+def mlp_saved(facts: ModelFacts, work: Workload) -> float:
+    """Inside the feed-forward block: the activation function's input; with a gate also what is multiplied. The input of
+    the last matrix is counted with the matrices'."""
+    values = 3 if facts.gated else 4 if facts.model_type in TANH_GELU else 1
+    return values * facts.ffn * work.compute_bytes
+
+
+def dropout_saved(facts: ModelFacts, work: Workload) -> float:
+    """One byte a value: the masks behind attention and feed-forward block."""
+    return 2 * facts.hidden if facts.model_type in DROPOUT else 0
+
+
+def linear_inputs_saved(facts: ModelFacts, work: Workload) -> float:
+    """A matrix that is trained, or has an adapter, saves its input; a frozen one does not.
+
+    Matrices with the same input share it, unless each makes a copy: autocast casts for every matrix; an adapter of
+    another dtype casts, and one with dropout has its own values (and a mask of a byte). The output of the attention is
+    saved by the attention already.
+    """
+    per_token = experts(facts)
+    if work.full:
+        shared = {(_source(linear), linear.inputs * per_token(linear)) for linear in facts.linears}
+        own = [(_source(linear), linear.inputs * per_token(linear)) for linear in facts.linears]
+        inputs = own if work.autocast else shared
+        return work.compute_bytes * sum(width for source, width in inputs if source != "attention")
+    adapted = [linear for linear in facts.linears if linear.name in work.targets]
+    copied = work.autocast or work.dropout or work.adapter_bytes != work.compute_bytes
+    if not copied:
+        shared = {(_source(linear), linear.inputs * per_token(linear)) for linear in adapted}
+        inputs = sum(width for source, width in shared if source != "attention")
+        return work.compute_bytes * (inputs + work.rank * len(adapted))
+    per_value = work.adapter_bytes + (1 if work.dropout else 0)
+    return sum(linear.inputs * per_token(linear) * per_value + work.rank * work.adapter_bytes for linear in adapted)
+
+
+def experts(facts: ModelFacts):
+    """How often a token passes a linear layer of this kind inside one decoder layer."""
+
+    def passes(linear: Linear) -> float:
+        per_layer = linear.count / facts.layers
+        return min(per_layer, facts.experts_per_token) if facts.experts and per_layer > 1 else 1
+
+    return passes
+
+
+def _source(linear: Linear) -> str:
+    """Where a matrix' input comes from: matrices of the same source share one tensor."""
+    if linear.name in MLP_OUT:
+        return "product"
+    if linear.name in ATTENTION_OUT:
+        return "attention"
+    return "mlp" if any(word in linear.name for word in ("gate", "up", "fc", "h_to_4h")) else "norm"
+
+
+def layer_backward(facts: ModelFacts, work: Workload) -> float:
+    """While one layer goes backward: what it makes again if it was checkpointed, and the gradients of its values: those
+    of the feed-forward block's three widest tensors and of four of the residual's width live at once."""
+    again = layer_saved(facts, work) if work.checkpointing != "none" else 0
+    width = (3 if facts.gated else 2) * facts.ffn + 4 * facts.hidden
+    dequantized = work.compute_bytes * max((li.inputs * li.outputs for li in facts.linears), default=0)
+    return tokens(work) * (again + width * work.compute_bytes / work.tensor_parallel) + (dequantized if work.quantized else 0)
+
+
+def logits(facts: ModelFacts, work: Workload) -> float:
+    """The output head and the loss: `logit_bytes` for every logit.
+
+    With the loss in fp32, as here: the log-probabilities that the forward pass saves, their gradient and the logits'
+    gradient, 4 each, make 12. A loop that still holds the model's bf16 logits then has 2 more.
+    """
+    positions = tokens(work) if work.logit_positions is None else work.logit_positions
+    return positions * facts.vocab * work.logit_bytes / work.tensor_parallel
+
+
+# What strategies need besides ----------------------------------------------------------------------------------------
+
+
+def gathered(facts: ModelFacts, work: Workload) -> float:
+    """Weights made ready for computing.
+
+    Autocast: a copy of every trained matrix, kept for the backward pass. FSDP: embeddings and head, the layer at work and
+    the next one; without resharding all. ZeRO-3: up to stage3_max_live_parameters.
+    """
+    root = facts.embedding_parameters + facts.head_parameters
+    if work.autocast and work.full:
+        return work.compute_bytes * (matrix_parameters(facts) + (facts.head_parameters or facts.embedding_parameters))
+    if weight_shards(work) == work.tensor_parallel and not work.offload_weights:
+        return 0
+    per_layer = whole_weights(facts, work) / facts.parameters if work.quantized else work.compute_bytes
+    if work.engine == "deepspeed":
+        live = min(facts.parameters, max(ZERO_LIVE, root))
+        return live * (per_layer if work.quantized else work.compute_bytes)
+    layers = 2 if work.reshard else facts.layers
+    return (root * work.compute_bytes + layers * facts.layer_parameters * per_layer) / work.tensor_parallel
+
+
+def buffers(facts: ModelFacts, work: Workload, parameters: int) -> float:
+    """What gradients of `parameters` weights pass through on their way to other ranks.
+
+    FSDP: whole as computed, and once more in the dtype that is summed (fp32). DeepSpeed: a bucket of fixed size, two where
+    communication overlaps (stage 3). DDP's buckets are the gradients.
+    """
+    if work.engine == "deepspeed":
+        bucket = ZERO_BUCKET if work.device == "cuda" else min(ZERO_BUCKET, work.trained)
+        return bucket * work.compute_bytes
+    if work.engine != "fsdp":
+        return 0
+    trained = parameters if work.full else work.trained / facts.layers
+    return trained * (work.compute_bytes + work.gradient_bytes) / work.tensor_parallel
+
+
+def update_temporaries(facts: ModelFacts, work: Workload) -> float:
+    """torch's AdamW over all parameters at once ("foreach", the default on GPUs) needs one more tensor of their size; over
+    one at a time, of the largest one's. DeepSpeed hands over an fp32 copy of the gradients, stage 3 in groups of 1e9."""
+    if work.offload_optimizer or work.offload_weights:
+        return 0
+    own = work.trained / optimizer_shards(work)
+    largest = max(facts.embedding_parameters, facts.head_parameters) if work.full else 0
+    bytes_each = work.moment_bytes if work.optimizer == "adamw" else 0
+    if work.engine == "deepspeed":
+        return min(own, ZERO_LIVE) * (FP32 if work.master_bytes == FP32 else work.gradient_bytes)
+    return (own if work.foreach else min(own, largest)) * bytes_each
+
+
+# The machine besides the device --------------------------------------------------------------------------------------
+
+
+def host(facts: ModelFacts, work: Workload) -> int:
+    """Resident memory of a machine's processes beside the GPUs: every process loads the whole model before it is spread,
+    the main one collects a whole checkpoint, and what is offloaded stays. On a CPU: all there is."""
+    if work.device == "cpu":
+        return work.processes_per_node * estimate_device_cpu(facts, work)
+    loading = work.processes_per_node * (facts.parameters * (work.trained_bytes if work.full else work.frozen_bytes))
+    collecting = checkpoint_bytes(work)
+    return int(work.processes_per_node * (PROCESS + offloaded(facts, work)) + max(loading, collecting))
+
+
+def estimate_device_cpu(facts: ModelFacts, work: Workload) -> int:
+    moments = _moments(facts, work)
+    return int(max(sum(parts.values()) for parts in moments.values())) + PROCESS
+
+
+def offloaded(facts: ModelFacts, work: Workload) -> float:
+    """Of one process: weights; optimizer state, masters and the gradients that they take."""
+    kept = 0.0
+    if work.offload_weights:
+        kept += whole_weights(facts, work) / weight_shards(work)
+        kept += 0 if work.full else work.trained * work.trained_bytes / weight_shards(work)
+    if work.offload_optimizer:
+        moments = 2 * work.moment_bytes if work.optimizer == "adamw" else 0
+        kept += work.trained * (moments + work.master_bytes + FP32) / optimizer_shards(work)
+    return kept
+
+
+def checkpoint_bytes(work: Workload) -> int:
+    """A checkpoint: trained weights and the optimizer's moments, fp32."""
+    return work.trained * FP32 * (3 if work.optimizer == "adamw" else 1)
+
+
+def disk(facts: ModelFacts, work: Workload) -> int:
+    """The checkpoints that are there at the same time, and the result: an adapter, or the whole model in fp32."""
+    return work.checkpoints * checkpoint_bytes(work) + work.trained * FP32
+
+
+# dsft's own training -------------------------------------------------------------------------------------------------
+
+
+def workload_of(
+    facts: ModelFacts,
+    model: record.Model,
+    data: record.Data,
+    method: record.Method,
+    strategy: record.Strategy,
+    batch: record.Batch,
+    training: record.Training,
+    cluster: record.Cluster,
+    checkpoints: int = 3,
+) -> Workload:
+    """What dsft.train does, in the terms of the estimate; `checkpoints` whole ones on disk: checkpoint.keep and a new one.
+
+    What is trained is fp32 under every engine, and so are gradients and moments; frozen weights are bf16 under bf16.
+    bf16 is autocast for one process and DDP, FSDP's mixed precision (weights cast as they are gathered), and DeepSpeed's
+    bf16 weights with fp32 masters.
+    """
+    bf16, full = training.precision == "bf16", method.type == "full"
+    deepspeed = strategy.engine == "deepspeed"
+    targets = () if full else adapted(facts, method.target_modules)
+    trained = facts.parameters if full else lora_parameters(facts, targets, method.r or 0)
+    compute = BF16 if bf16 else FP32
+    autocast = bf16 and strategy.engine in ("single", "ddp")
+    return Workload(
+        engine=strategy.engine,
+        zero_stage=strategy.zero_stage,
+        world_size=batch.world_size,
+        processes_per_node=cluster.processes_per_node,
+        shards=cluster.processes_per_node if strategy.hybrid_shard else batch.world_size,
+        device=cluster.device,
+        rows=batch.per_device,
+        length=data.max_length,
+        accumulation=batch.accumulation,
+        trained=trained,
+        full=full,
+        targets=targets,
+        rank=method.r or 0,
+        dropout=bool(method.lora_dropout),
+        frozen_bytes=compute,
+        trained_bytes=compute if deepspeed else FP32,
+        master_bytes=FP32 if deepspeed else 0,
+        optimizer=training.optim,
+        compute_bytes=compute,
+        autocast=autocast,
+        adapter_bytes=compute,
+        attention={"eager": "eager", "flash_attention_2": "flash"}.get(model.attn_implementation, "sdpa"),
+        checkpointing="full" if model.gradient_checkpointing else "none",
+        reshard=strategy.reshard_after_forward is not False,
+        offload_optimizer=strategy.offload_optimizer == "cpu" or bool(strategy.cpu_offload),
+        offload_weights=strategy.offload_param == "cpu" or bool(strategy.cpu_offload),
+        foreach=cluster.device == "cuda",
+        checkpoints=checkpoints,
+    )
+
+
+def adapted(facts: ModelFacts, target_modules: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """The names of linear layers that get an adapter."""
+    names = tuple(dict.fromkeys(linear.name for linear in facts.linears))
+    if target_modules == "all-linear":
+        return names
+    wanted = (target_modules,) if isinstance(target_modules, str) else target_modules or ()
+    return tuple(name for name in names if any(name == want.rpartition(".")[2] for want in wanted))
+
+
+def lora_parameters(facts: ModelFacts, targets: Iterable[str], rank: int) -> int:
+    """Weights of LoRA's pairs: rank x (inputs + outputs) for each matrix."""
+    wanted = set(targets)
+    return sum(rank * (li.inputs + li.outputs) * li.count for li in facts.linears if li.name in wanted)
