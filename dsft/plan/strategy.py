@@ -22,14 +22,17 @@ def check_offload(recipe: Recipe) -> None:
 
 
 def check_hybrid(recipe: Recipe, hosts: tuple[Host, ...], warn: Callable[[Problem], None]) -> None:
-    """Warns where there is nothing to replicate, or nothing to shard."""
+    """Warns where there is nothing to replicate. Raises DsftError where nothing would be sharded."""
     if not recipe.get("strategy", "hybrid_shard"):
         return
+    where = recipe.where_key("strategy", "hybrid_shard")
+    if hosts[0].slots == 1:
+        raise refused(
+            "contradiction",
+            '"hybrid_shard" shards over the processes of a machine, and each machine has one',
+            where=where,
+            help='remove it to shard over the machines; for a whole copy in each process write "type": "ddp"',
+        )
     if len(hosts) == 1:
-        because, help = "there is one machine", 'remove "hybrid_shard"'
-    elif hosts[0].slots == 1:
-        because, help = "each machine has one process, so nothing is sharded", 'remove it, or write "type": "ddp"'
-    else:
-        return
-    message, where = f'"strategy.hybrid_shard" has no effect: {because}', recipe.where_key("strategy", "hybrid_shard")
-    warn(Problem("no-effect", message, where, help, severity="warning"))
+        message = '"strategy.hybrid_shard" has no effect: there is one machine'
+        warn(Problem("no-effect", message, where, 'remove "hybrid_shard"', severity="warning"))
