@@ -57,7 +57,7 @@ def report_memory(rows, parts: bool) -> tuple[list[float], list[str]]:
         errors.append(error)
         by_source.setdefault(name, []).append(error)
         limit = capacity(case["gpu"])
-        over = limit is not None and memory.allocated / GIB > limit
+        over = limit is not None and memory.device / GIB > limit
         if over:
             refused.append(case["id"])
         print(f"  {case['peak_gib']:7.2f} {predicted:7.2f} {error:+7.1%}  {case['id']}{'  > the GPU' if over else ''}")
@@ -269,9 +269,10 @@ def targets_of(method: dict[str, Any], facts: ModelFacts) -> tuple[str, ...]:
 
 def torchtitan(case: Case, facts: ModelFacts, work: Workload) -> tuple[ModelFacts, Workload]:
     """train.py frees the logits before it goes backward. From 2025 on the loss is compiled (components/loss.py): then
-    bf16 logits and their bf16 gradient are all there is."""
-    compiled_loss = work.compiled and "202412" not in case["source"] and "pull/165" not in case["source"]
-    return facts, replace(work, logit_bytes=4 if compiled_loss else 12, foreach="fused" not in case["optimizer"])
+    bf16 logits and their bf16 gradient are all there is; and embeddings and head are sharded apart (parallelize.py)."""
+    later = "202412" not in case["source"] and "pull/165" not in case["source"]
+    logit_bytes = 4 if later and work.compiled else 12
+    return facts, replace(work, logit_bytes=logit_bytes, split_root=later, foreach="fused" not in case["optimizer"])
 
 
 def litgpt(case: Case, facts: ModelFacts, work: Workload) -> tuple[ModelFacts, Workload]:
@@ -279,7 +280,7 @@ def litgpt(case: Case, facts: ModelFacts, work: Workload) -> tuple[ModelFacts, W
     where they are grouped, and otherwise views that keep the whole product; adapters in bf16 with dropout 0.05, whose
     zero padding keeps their output; the loss in bf16 by chunks: logits, log-probabilities and their gradient; no shared
     weight where transformers ties embeddings."""
-    model = case["model"]
+    model, older = case["model"], "resource-tables" in case["source"]  # RMSNorm wholly in fp32 came after that table
     query, key = facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim
     linears = [li for li in facts.linears if li.name not in ("q_proj", "k_proj", "v_proj")]
     linears.insert(0, Linear("attn", facts.hidden, query + 2 * key, facts.layers, False))
@@ -294,8 +295,10 @@ def litgpt(case: Case, facts: ModelFacts, work: Workload) -> tuple[ModelFacts, W
     if work.quantized:
         # bitsandbytes up to 0.42 hangs the inputs of 4-bit matrices on the autograd node, where they stay as long as the
         # loss does: in litgpt's loop until the next forward pass is done, beside its own.
-        passes = 1 if "resource-tables" in case["source"] else 2  # there only the first pass has the longest row
+        passes = 1 if older else 2  # there only the first pass has the longest row
         saved += passes * BF16 * (2 * facts.hidden + facts.ffn)
+    if work.full and not older:
+        saved += 2 * (FP32 - BF16) * facts.hidden  # the normalized values too
     untied = facts.vocab * facts.hidden if model["tied"] else 0
     facts = replace(
         facts,
@@ -312,23 +315,32 @@ def litgpt(case: Case, facts: ModelFacts, work: Workload) -> tuple[ModelFacts, W
         adapter_bytes=BF16,
         repeated_heads=grouped,
         saved_bytes=saved,
-        norm_bytes=BF16 if "resource-tables" in case["source"] else FP32,  # RMSNorm in fp32 came after that table
+        norm_bytes=BF16 if older else FP32,
         logit_bytes=6,
         accumulation=work.accumulation if case["grad_accum"] else 2,
     )
 
 
 def peft(case: Case, facts: ModelFacts, work: Workload) -> tuple[ModelFacts, Workload]:
-    """method_comparison: prompt tuning puts 200 virtual tokens before each row."""
+    """method_comparison: prompt tuning puts 200 virtual tokens before each row. The documents' runs are of examples/sft,
+    with a LoRA dropout of 0.1, on transformers before 4.46, whose output object held fp32 logits."""
     if case["method"]["type"] == "prompt tuning":
         work = replace(work, length=work.length + 200)
+    if "docs/source/accelerate" in case["source"]:
+        work = replace(work, dropout=True, logit_bytes=16)
     return facts, work
+
+
+def transformers_2022(case: Case, facts: ModelFacts, work: Workload) -> tuple[ModelFacts, Workload]:
+    """AdamW of then updates one parameter at a time."""
+    return facts, replace(work, foreach=False)
 
 
 TRANSLATIONS: dict[str, Callable[[Case, ModelFacts, Workload], tuple[ModelFacts, Workload]]] = {
     "torchtitan": torchtitan,
     "litgpt": litgpt,
     "huggingface/peft": peft,
+    "docs/source/performance.mdx": transformers_2022,
 }
 
 

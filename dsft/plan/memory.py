@@ -79,6 +79,7 @@ class Workload:
     saved_bytes: int = 0  # per token and layer: what a framework keeps besides what is counted here
 
     reshard: bool = True  # fsdp: weights are dropped between forward and backward
+    split_root: bool = False  # fsdp: embeddings and head are sharded apart, not as one
     bucket_views: bool = True  # ddp: gradients are views of the buckets that are sent
     offload_optimizer: bool = False
     offload_weights: bool = False
@@ -109,22 +110,23 @@ def estimate(facts: ModelFacts, work: Workload) -> Memory:
         parts["process"] = PROCESS
         device = reserved = allocated + PROCESS
     else:
-        reserved = max(allocated, int(_reserved(moments.values())))
+        reserved = max(allocated, int(_reserved(moments)))
         parts["allocator"] = reserved - allocated
         parts["context"] = CONTEXT + (COMMUNICATOR if work.world_size > 1 else 0)
         device = reserved + parts["context"]
     return Memory(parts, moment, allocated, reserved, device, host(facts, work), disk(facts, work))
 
 
-def _reserved(moments: Iterable[Mapping[str, float]]) -> float:
+def _reserved(moments: Mapping[str, Mapping[str, float]]) -> float:
     """What the caching allocator holds: each part at its own highest.
 
     It keeps freed blocks by size and stream (PyTorch, "CUDA semantics", memory management): the blocks of the loss are
     cut up by the gradients that follow and are not whole when the next loss comes; FSDP gathers in a stream of its own.
+    The update's temporaries are no part of it: they find the blocks of all activations free.
     """
     highest: dict[str, float] = {}
-    for moment in moments:
-        for name, size in moment.items():
+    for moment in ("loss", "backward", "reduction"):
+        for name, size in moments[moment].items():
             highest[name] = max(highest.get(name, 0), size)
     return sum(highest.values())
 
@@ -153,7 +155,7 @@ def _moments(facts: ModelFacts, work: Workload) -> dict[str, dict[str, float]]:
             **always,
             "gradients": gradient,
             "gathered": ready,
-            "buffers": buffers(facts, work, facts.embedding_parameters + facts.head_parameters),
+            "buffers": buffers(facts, work, root_parameters(facts, work)),
         },
         "update": {**always, "gradients": gradient, "buffers": update_temporaries(facts, work)},
     }
@@ -382,9 +384,14 @@ def _source(linear: Linear) -> str:
 
 def layer_backward(facts: ModelFacts, work: Workload) -> float:
     """While one layer goes backward: what it makes again if it was checkpointed, and the gradients of its values: those
-    of the feed-forward block's three widest tensors and of four of the residual's width live at once."""
-    again = layer_saved(facts, work) if work.checkpointing != "none" else 0
+    of the feed-forward block's widest tensors (product, gate, up) and of four of the residual's width live at once.
+    Compiled code writes them over saved values that it has read for the last time: one of each width is left."""
+    again = 0.0
+    if work.checkpointing != "none":
+        again = layer_saved(facts, work) - (selective_saved(facts, work) if work.checkpointing == "selective" else 0)
     width = (3 if facts.gated else 2) * facts.ffn + 4 * facts.hidden
+    if work.compiled:
+        width = facts.ffn + facts.hidden
     dequantized = work.compute_bytes * max((li.inputs * li.outputs for li in facts.linears), default=0)
     return tokens(work) * (again + width * work.compute_bytes / work.tensor_parallel) + (dequantized if work.quantized else 0)
 
@@ -419,6 +426,12 @@ def gathered(facts: ModelFacts, work: Workload) -> float:
         return live * (per_layer if work.quantized else work.compute_bytes)
     layers = 2 if work.reshard else facts.layers
     return (root * work.compute_bytes + layers * facts.layer_parameters * per_layer) / work.tensor_parallel
+
+
+def root_parameters(facts: ModelFacts, work: Workload) -> int:
+    """The most that FSDP reduces at once when the backward pass ends: what is in no layer."""
+    outside = (facts.embedding_parameters, facts.head_parameters)
+    return max(outside) if work.split_root else sum(outside)
 
 
 def buffers(facts: ModelFacts, work: Workload, parameters: int) -> float:
