@@ -17,6 +17,7 @@ from dsft.errors import Where, refused
 from dsft.plan.families import Layout, complete, layout
 from dsft.plan.headers import Gguf, Tensor, Weights, read_gguf, read_index, read_weights
 from dsft.plan.stored import check_stored, layer_sizes, linear_shapes
+from dsft.recipe.load import nearby
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,17 @@ def read_facts(path: str, *, revision: str | None = None, where: Where | None = 
     if not os.path.isabs(path):
         folder = cached_snapshot(path, revision)
         return None if folder is None else _folder_facts(folder, where, cached=True)
-    if os.path.isfile(path):
+    if os.path.isdir(path):
+        return _folder_facts(Path(path), where)
+    if os.path.isfile(path) and path.endswith(".gguf"):
         return _gguf_facts(Path(path), where)
-    return _folder_facts(Path(path), where)
+    is_file = os.path.isfile(path)
+    raise refused(
+        "model-not-found",
+        f"{path} is a file, not a model's folder" if is_file else f"there is no folder {path}",
+        where=where,
+        help=f"name its folder, {os.path.dirname(path)}" if is_file else nearby(Path(path)),
+    )
 
 
 def cached_snapshot(hub_id: str, revision: str | None = None) -> Path | None:
@@ -92,15 +101,15 @@ def cached_snapshot(hub_id: str, revision: str | None = None) -> Path | None:
     if not re.fullmatch(r"[0-9a-f]{40}", commit):
         return None
     snapshot = repository / "snapshots" / commit
-    return snapshot if (snapshot / "config.json").is_file() else None
+    return snapshot if os.path.isfile(snapshot / "config.json") else None
 
 
 def _folder_facts(folder: Path, where: Where | None, *, cached: bool = False) -> ModelFacts | None:
-    if not (folder / "config.json").is_file():
+    if not os.path.isfile(folder / "config.json"):
         files = sorted(folder.glob("*.gguf"))
         if len(files) == 1:
             return _gguf_facts(files[0], where)
-        lora = (folder / "adapter_config.json").is_file()
+        lora = os.path.isfile(folder / "adapter_config.json")
         raise refused(
             "model-not-found",
             f"{folder} has no config.json" + (f" and {len(files)} .gguf files" if files else ""),
@@ -133,12 +142,12 @@ def _folder_facts(folder: Path, where: Where | None, *, cached: bool = False) ->
 def _lacks_shards(folder: Path) -> bool:
     """Whether shards are still to be downloaded: to be expected of a cache, not of a folder that a user names."""
     index = folder / "model.safetensors.index.json"
-    return index.is_file() and not all((folder / name).is_file() for name in set(read_index(index).values()))
+    return os.path.isfile(index) and not all(os.path.isfile(folder / name) for name in set(read_index(index).values()))
 
 
 def _pickled_bytes(folder: Path) -> int | None:
     """Size of weights in PyTorch's own format, whose tensors cannot be listed without torch."""
-    sizes = [path.stat().st_size for path in folder.glob("pytorch_model*.bin") if path.is_file()]
+    sizes = [path.stat().st_size for path in folder.glob("pytorch_model*.bin") if os.path.isfile(path)]
     return sum(sizes) or None
 
 
@@ -322,16 +331,18 @@ def _gguf_config(gguf: Gguf) -> dict[str, Any]:
 
 def _has_chat_template(folder: Path, where: Where | None) -> bool | None:
     """Whether transformers finds a default chat template: a file of its own, or in tokenizer_config.json."""
-    if (folder / "chat_template.jinja").is_file() or (folder / "additional_chat_templates/default.jinja").is_file():
+    if os.path.isfile(folder / "chat_template.jinja") or os.path.isfile(
+        folder / "additional_chat_templates/default.jinja"
+    ):
         return True
     config = folder / "tokenizer_config.json"
-    if config.is_file():
+    if os.path.isfile(config):
         template = _read_json(config, where).get("chat_template")
         if isinstance(template, list):  # several by name
             return any(isinstance(one, Mapping) and one.get("name") == "default" for one in template)
         return isinstance(template, str) or (isinstance(template, Mapping) and "default" in template)
     tokenizers = ("tokenizer.json", "tokenizer.model", "vocab.json")
-    return False if any((folder / name).is_file() for name in tokenizers) else None
+    return False if any(os.path.isfile(folder / name) for name in tokenizers) else None
 
 
 def _read_json(path: Path, where: Where | None) -> dict[str, Any]:

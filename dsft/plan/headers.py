@@ -76,9 +76,9 @@ def read_weights(folder: Path, *, where: Where | None = None) -> Weights | None:
     Raises DsftError: model-damaged, or model-incomplete for a shard that is missing or lacks a tensor of the index.
     """
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if single.is_file():
+    if os.path.isfile(single):
         return Weights(read_safetensors(single, where=where), single.stat().st_size)
-    if not index.is_file():
+    if not os.path.isfile(index):
         return None
     weight_map = read_index(index, where=where)
     tensors: dict[str, Tensor] = {}
@@ -86,7 +86,7 @@ def read_weights(folder: Path, *, where: Where | None = None) -> Weights | None:
     held: dict[str, dict[str, Tensor]] = {}
     for name in sorted(set(weight_map.values())):
         shard = folder / name
-        if not shard.is_file():
+        if not os.path.isfile(shard):
             raise refused(
                 "model-incomplete",
                 f"{folder} lacks {name}, which {index.name} names",
@@ -150,7 +150,8 @@ def read_safetensors(path: Path, *, where: Where | None = None) -> dict[str, Ten
         try:
             dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
             bits = SAFETENSORS_BITS.get(dtype)
-            whole = isinstance(dtype, str) and all(type(n) is int and n >= 0 for n in (*shape, begin, end))
+            numbers = (*shape, begin, end)
+            whole = isinstance(dtype, str) and set(map(type, numbers)) == {int} and min(numbers) >= 0
         except (TypeError, KeyError, ValueError):
             whole = False
         if not whole or begin > end or (bits is not None and math.prod(shape) * bits != 8 * (end - begin)):

@@ -102,7 +102,7 @@ def _wanted(layout: Layout, stored: dict[str, Shape]) -> Iterator[tuple[str, Sha
 
 def _count_layers(names: Iterable[str], layers_path: str) -> int:
     start = len(layers_path) + 1
-    numbers = (name[start:].partition(".")[0] for name in names if name.startswith(layers_path + "."))
+    numbers = {name[start:].partition(".")[0] for name in names if name.startswith(layers_path + ".")}
     return 1 + max((int(number) for number in numbers if number.isdecimal() and len(number) < 10), default=-1)
 
 
