@@ -28,7 +28,7 @@ def check_hybrid(recipe: Recipe, hosts: tuple[Host, ...], warn: Callable[[Proble
     where = recipe.where_key("strategy", "hybrid_shard")
     if hosts[0].slots == 1:
         raise refused(
-            "contradiction",
+            "incompatible",
             '"hybrid_shard" shards over the processes of a machine, and each machine has one',
             where=where,
             help='remove it to shard over the machines; for a whole copy in each process write "type": "ddp"',
