@@ -80,6 +80,8 @@ def _module_names(layout: Layout, tensors: dict[str, Tensor]) -> dict[str, Shape
             front, old = name[:-9], name[-9:]
             name = front + _MIXTRAL.get(old, old)
         found[name] = tensor.shape
+    if layout.tied and f"{head}weight" in found:  # of the two names of one weight, either may be stored
+        found.setdefault(f"{layout.outside[0].path}.weight", found[f"{head}weight"])
     return found
 
 

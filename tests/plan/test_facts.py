@@ -83,7 +83,13 @@ def test_tied_head_is_counted_once_and_may_be_stored(tmp_path):
     assert tied.parameters == untied.parameters - 64 * 16
     assert (tied.tied, tied.head_parameters) == (True, 0)
     stored = parameter_shapes(LLAMA)  # with a head
-    assert read_facts(write_folder(tmp_path / "stored", config, stored)).parameters == tied.parameters
+    assert read_facts(write_folder(tmp_path / "both", config, stored)).parameters == tied.parameters
+    del stored["model.embed_tokens.weight"]
+    assert read_facts(write_folder(tmp_path / "head", config, stored)).parameters == tied.parameters
+    del stored["lm_head.weight"]
+    (problem,) = problems(write_folder(tmp_path / "neither", config, stored))
+    assert problem.kind == "model-incomplete"
+    assert problem.message.endswith("model.embed_tokens.weight")
 
 
 def test_head_of_a_tied_model_with_a_bias(tmp_path):
