@@ -9,6 +9,7 @@ import select
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import jsonschema
@@ -94,12 +95,12 @@ def test_the_format_is_that_of_the_first_row(folder, format):
 def test_rows_and_the_model_decide_the_length(folder):
     rows = [{"instruction": "Tell me more.", "output": "word " * 300}] * 3  # 1,500 bytes of text
     Path("rows.json").write_text(json.dumps(rows))
-    assert init("long.json", *FLAGS, "--cpu") == 0
-    config = {"model_type": "gpt2", "n_positions": 256, "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 64}
-    Path("model/config.json").write_text(json.dumps(config | {"architectures": ["GPT2LMHeadModel"]}))
-    assert init("short.json", *FLAGS, "--cpu") == 0
-    lengths = [json.loads(Path(name).read_text())["data"]["max_length"] for name in ("long.json", "short.json")]
-    assert lengths == [512, 256]
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 64}
+    for positions, length in ((4096, 1024), (256, 256)):
+        sizes = {"n_positions": positions, "n_embd": 32, "n_layer": 2, "n_head": 2}
+        Path("model/config.json").write_text(json.dumps(config | sizes))
+        assert init(f"{positions}.json", *FLAGS, "--cpu") == 0
+        assert json.loads(Path(f"{positions}.json").read_text())["data"]["max_length"] == length
 
 
 def test_paths_are_relative_to_the_recipe(folder, monkeypatch, capsys):
@@ -163,20 +164,29 @@ def test_a_wrong_answer_is_said_and_nothing_written(folder, changed, kind, capsy
     assert sorted(folder.rglob("*")) == before
 
 
-def dialogue(folder: Path, *answers: str) -> tuple[int, str]:
+@pytest.mark.parametrize(
+    ("hardware", "precision"), [(["--cpu"], "fp32"), (["--gpu", "t4"], "fp32"), (["--gpu", "l4"], "bf16")], ids=str
+)
+def test_precision_is_one_that_the_device_has(folder, hardware, precision):
+    assert init(*FLAGS, *hardware) == 0
+    assert json.loads(Path("recipe.json").read_text())["training"]["precision"] == precision
+
+
+def dialogue(folder: Path, *answers: str | Callable[[], str]) -> tuple[int, str]:
     """`dsft init` on a terminal, each answer given when it is asked for: the exit code and all that was shown."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "dsft", "init"]
     process = subprocess.Popen(command, cwd=folder, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     shown, left = b"", list(answers)
-    while select.select([ours], [], [], 60)[0]:
+    while select.select([ours], [], [], 30)[0]:
         try:
             shown += os.read(ours, 4096)
         except OSError:  # the other end is closed
             break
         if shown.endswith(b"> ") and left:
             answer = left.pop(0)
+            answer = answer if isinstance(answer, str) else answer()
             os.write(ours, answer.encode() if answer == "\x04" else f"{answer}\n".encode())
             shown += b"\n"
     os.close(ours)
@@ -198,6 +208,19 @@ def test_a_dialogue_about_gpus(folder):
     recipe = json.loads((folder / "recipe.json").read_text())
     assert recipe["cluster"] == {"device": "cuda", "gpu": "h100-80gb", "processes_per_node": 8}
     assert recipe["model"] == {"path": "org/name"}
+
+
+def test_a_dialogue_overwrites_nothing(folder):
+    file = folder / "recipe.json"
+
+    def meanwhile() -> str:
+        file.write_text("mine")
+        return "cpu"
+
+    code, shown = dialogue(folder, "./model", "rows.json", "lora", meanwhile)
+    assert code == 2 and "error[target-exists]" in shown and file.read_text() == "mine"
+    code, shown = dialogue(folder)
+    assert code == 2 and "error[target-exists]" in shown and "> " not in shown, "said before anything is asked"
 
 
 def test_a_dialogue_that_is_left(folder):
