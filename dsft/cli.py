@@ -61,6 +61,41 @@ def compile_(arguments: argparse.Namespace) -> None:
     print(summary(plan, artifacts, directory))
 
 
+def plan(arguments: argparse.Namespace) -> None:
+    """Show what fits: every strategy with its memory and time side by side, and the one that the recipe gets."""
+    from dsft.plan import compare
+    from dsft.plan.table import table, to_json
+    from dsft.recipe import load_recipe
+
+    said = [f"cluster.gpu={arguments.gpu}", "cluster.device=cuda"] if arguments.gpu else []
+    recipe = load_recipe(arguments.recipe, [*arguments.set, *said])
+    comparison, problems = compare(recipe, machines=arguments.nodes)
+    if arguments.json:
+        print(json.dumps(to_json(comparison), indent=2))
+    else:
+        print(table(comparison))
+    if comparison.choice is None:
+        raise DsftError(problems)
+    report(problems)
+
+
+def diff(arguments: argparse.Namespace) -> None:
+    """Show what changes from one recipe to another: in the plan, in each file, in memory."""
+    from dsft.compile import compile_plan
+    from dsft.diff import changes, render
+
+    plans, files = [], []
+    for path in (arguments.old, arguments.new):
+        arguments.recipe = os.path.join(path, "recipe.json") if os.path.isdir(path) else path
+        recipe, plan = _planned(arguments)
+        # Both as if written to one folder: only what differs in substance is shown.
+        artifacts = compile_plan(plan, recipe.to_json(plan.checkpoint.output_dir), Path.cwd() / "build")
+        plans.append(plan)
+        files.append(artifacts.files)
+    found = changes(*plans, *files)
+    print(json.dumps(found, indent=2, ensure_ascii=False) if arguments.json else render(found))
+
+
 def launch(arguments: argparse.Namespace) -> None:
     """Compile a recipe and run it."""
     from dsft.compile import write
@@ -113,18 +148,23 @@ def explain(arguments: argparse.Namespace) -> None:
 
 def describe(plan) -> str:
     """The plan in one line."""
-    return f"{strategy_line(plan)}; {batch_line(plan)}; {plan.training.total_updates} updates"
+    from dsft.plan.describe import batch_line
+
+    return f"{strategy_line(plan)}; {batch_line(plan.batch)}; {plan.training.total_updates} updates"
 
 
 def summary(plan, artifacts, directory: Path) -> str:
     """What `dsft compile` tells: decisions, files, commands."""
     import shlex
 
+    from dsft.plan.describe import batch_line
+
     training, data = plan.training, plan.data
     lines = [
         f"{plan.name}",
         f"  strategy  {strategy_line(plan)}",
-        f"  batch     {batch_line(plan)}",
+        *memory_lines(plan),
+        f"  batch     {batch_line(plan.batch)}",
         f"  updates   {training.total_updates}, {training.warmup_updates} of them warm-up; "
         + f"{training.updates_per_epoch} an epoch of {data.train_rows} rows",
         f"  output    {plan.checkpoint.output_dir}",
@@ -143,25 +183,32 @@ def summary(plan, artifacts, directory: Path) -> str:
     return "\n".join(lines)
 
 
+def memory_lines(plan) -> list[str]:
+    """What the planner expects, where it knows model and device."""
+    from dsft.plan.describe import gib
+
+    if plan.estimate is None:
+        return []
+    expected = plan.estimate
+    reason = [f"            {expected.reason}"] if expected.reason else []
+    part = f"{expected.device_bytes / expected.capacity_bytes:.0%} of {gib(expected.capacity_bytes)}"
+    lines = [*reason, f"  memory    about {gib(expected.device_bytes)} a process, {part}"]
+    if expected.host_bytes:
+        lines.append(f"            and {gib(expected.host_bytes)} of each machine's own memory")
+    if expected.seconds_per_update is not None:
+        lines.append(f"  time      about {expected.seconds_per_update:.2g} s an update, by estimate")
+    return lines
+
+
 def strategy_line(plan) -> str:
-    engine = plan.strategy.engine
-    name = f"deepspeed ZeRO-{plan.strategy.zero_stage}" if engine == "deepspeed" else engine
-    machines = len(plan.cluster.hosts)
-    where = f"{_count(plan.batch.world_size, 'process', 'processes')} on {_count(machines, 'machine', 'machines')}"
-    return f"{name}, {plan.method.type}, {plan.training.precision}, {where} ({plan.cluster.device})"
+    from dsft.plan.describe import count, strategy_name
 
-
-def batch_line(plan) -> str:
-    batch = plan.batch
-    processes = "process" if batch.world_size == 1 else "processes"
-    return (
-        f"{_count(batch.global_batch_size, 'row', 'rows')} = {batch.per_device} per device x "
-        f"{batch.accumulation} accumulation x {batch.world_size} {processes}"
+    cluster = plan.cluster
+    name = strategy_name(plan.strategy) + (", gradient checkpointing" if plan.model.gradient_checkpointing else "")
+    where = (
+        f"{count(plan.batch.world_size, 'process', 'processes')} on {count(len(cluster.hosts), 'machine', 'machines')}"
     )
-
-
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"
+    return f"{name}, {plan.method.type}, {plan.training.precision}, {where} ({cluster.gpu or cluster.device})"
 
 
 def _planned(arguments: argparse.Namespace):
@@ -286,6 +333,16 @@ def _parser() -> argparse.ArgumentParser:
     sub = command(compile_, "compile")
     takes_recipe(sub)
     sub.add_argument("-o", "--output", metavar="DIR", help="where the files go (default: build/NAME)")
+    sub = command(plan, "plan")
+    takes_recipe(sub)
+    sub.add_argument("--gpu", metavar="NAME", help="plan for this kind of GPU in place of the recipe's")
+    sub.add_argument("--nodes", metavar="N", type=_positive, help="plan for so many machines of that kind")
+    sub.add_argument("--json", action="store_true", help="print every alternative as JSON")
+    sub = command(diff, "diff")
+    sub.add_argument("old", metavar="A", help="a recipe, or a compiled folder")
+    sub.add_argument("new", metavar="B", help="another one")
+    sub.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="say a value of both anew")
+    sub.add_argument("--json", action="store_true", help="print the changes as JSON")
     sub = command(launch, "launch")
     takes_recipe(sub)
     sub.add_argument("-o", "--output", metavar="DIR", help="where the files go (default: build/NAME)")

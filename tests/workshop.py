@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from dsft.errors import Problem
 from dsft.plan import make_plan
 from dsft.recipe import load_recipe
 
@@ -24,14 +25,36 @@ COMPLETE = {
 }
 
 
+# A Llama of 42 thousand parameters.
+CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+}
+
+
 class Workshop:
-    """A folder with a model, ten rows and recipes."""
+    """A folder with a model (its configuration, without weights), ten rows and recipes."""
 
     def __init__(self, folder: Path):
         self.folder = folder
-        (folder / "model").mkdir()
-        (folder / "model" / "config.json").write_text("{}")
+        self.model()
         (folder / "rows.json").write_text(json.dumps([{"instruction": str(n), "output": "x"} for n in range(10)]))
+
+    def model(self, name: str = "model", template: str | None = "{{ messages }}", **changes) -> Path:
+        """A model's folder; `changes` are of its configuration."""
+        path = self.folder / name
+        path.mkdir(exist_ok=True)
+        (path / "config.json").write_text(json.dumps(CONFIG | changes))
+        (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template} if template else {}))
+        return path
 
     def write(self, name: str, recipe: dict | str) -> Path:
         path = self.folder / name
@@ -44,6 +67,12 @@ class Workshop:
 
     def plan(self, *overrides: str, **changes):
         return make_plan(self.recipe(*overrides, **changes), versions={"python": "3.11"}, cwd=self.folder)
+
+    def warnings(self, *overrides: str, **changes) -> list[Problem]:
+        found: list[Problem] = []
+        recipe = self.recipe(*overrides, **changes)
+        make_plan(recipe, versions={"python": "3.11"}, cwd=self.folder, warn=found.append)
+        return found
 
 
 @pytest.fixture

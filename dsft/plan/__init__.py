@@ -1,30 +1,37 @@
 """A Recipe and what is known of model, data and machines into a Plan.
 
-Each module plans one part and looks at one kind of thing: cluster, batch, data, model, training.
+Each module plans one part and looks at one kind of thing: model, data, cluster, batch, training. What the recipe leaves
+open is chosen by what the job is expected to need (choose.py, memory.py, cost.py).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from dsft.errors import DsftError, Problem, refused
 from dsft.plan import record
 from dsft.plan.attempt import Attempt
 from dsft.plan.batch import plan_batches
+from dsft.plan.choose import Choice, Comparison, Job, choose, every_way, open_ways, outlook
 from dsft.plan.cluster import plan_cluster, plan_hosts
 from dsft.plan.data import plan_data
 from dsft.plan.deepspeed_keys import check_deepspeed_keys
-from dsft.plan.model import check_model, plan_model
+from dsft.plan.disk import check_disk
+from dsft.plan.gpus import GPUS
+from dsft.plan.machine import machine_memory
+from dsft.plan.model import Found, check_model, plan_model
 from dsft.plan.record import Plan
 from dsft.plan.strategy import check_hybrid, check_offload
-from dsft.plan.training import plan_training
+from dsft.plan.training import doubts, plan_training
 from dsft.plan.versions import installed_versions
-from dsft.recipe.record import Recipe
+from dsft.recipe.record import Recipe, Unusable
 
-__all__ = ["Plan", "installed_versions", "make_plan"]
+__all__ = ["Comparison", "Plan", "compare", "installed_versions", "make_plan"]
 
 
 def make_plan(
@@ -32,25 +39,21 @@ def make_plan(
     *,
     versions: Mapping[str, str],
     cwd: str | Path,
+    memory: int | None = None,
     warn: Callable[[Problem], None] = lambda problem: None,
 ) -> Plan:
-    """Every decision of the job. `versions` is `installed_versions()`; results go below `cwd` unless the recipe says.
+    """Every decision of the job. `versions` is `installed_versions()`; results go below `cwd` unless the recipe says. On
+    CPUs a job may use `memory` bytes of each machine, by default what this one has. What is doubtful, but no mistake, is
+    told to `warn`.
 
     Raises DsftError with all that is wrong: what the schema and the rules found, and what is wrong with the files.
     """
+    memory = machine_memory() if memory is None else memory
     attempt = Attempt(recipe.problems)
-    found = attempt(plan_model, recipe)
-    attempt(check_model, recipe, found)
-    data = attempt(plan_data, recipe)
-    hosts = attempt(plan_hosts, recipe)
-    cluster = attempt(plan_cluster, recipe, hosts)
-    attempt(check_offload, recipe)
-    attempt(check_hybrid, recipe, hosts, attempt.warn)
-    attempt(check_deepspeed_keys, recipe, attempt.warn)
-    batches = attempt(plan_batches, recipe, hosts)
-    batch = batches[0] if batches else None
-    training = attempt(plan_training, recipe, batches, data)
+    basis = attempt(_basis, recipe, attempt)
     checkpoint = attempt(_plan_checkpoint, recipe, Path(cwd))
+    choice = attempt(_choose, recipe, basis, memory, attempt)
+    attempt(check_disk, recipe, checkpoint, choice)
     problems = recipe.in_order(attempt.problems)
     if attempt.failed:
         raise DsftError(problems)
@@ -61,16 +64,134 @@ def make_plan(
         name=recipe.get("name"),
         recipe_sha256=hashlib.sha256(recipe.to_json(checkpoint.output_dir).encode()).hexdigest(),
         versions=dict(versions),
-        model=found.model,
-        data=data,
-        method=_method(recipe),
-        strategy=_strategy(recipe),
-        batch=batch,
-        training=training,
+        model=dataclasses.replace(basis.found.model, gradient_checkpointing=choice.way.gradient_checkpointing),
+        data=basis.data,
+        method=basis.method,
+        strategy=choice.way.strategy,
+        batch=choice.way.batch,
+        training=basis.training,
         checkpoint=checkpoint,
         logging=record.Logging(recipe.get("logging", "logging_steps"), recipe.get("logging", "tensorboard")),
-        cluster=cluster,
+        cluster=basis.cluster,
         launcher=recipe.get("launcher", "type"),
+        estimate=_estimate(choice, _job(basis, memory)),
+    )
+
+
+def compare(recipe: Recipe, *, machines: int | None = None) -> tuple[Comparison, tuple[Problem, ...]]:
+    """Every way to do the job of the recipe, on its own cluster or on `machines` machines of that kind; and what is to
+    be said about the way that the recipe gets: an error where it does not fit.
+
+    Raises DsftError for a recipe with other mistakes, and where model or GPU are not known.
+    """
+    memory = machine_memory()
+    attempt = Attempt(recipe.problems)
+    basis = attempt(_basis, recipe, attempt, machines or 0)
+    if attempt.failed:
+        raise DsftError(recipe.in_order(attempt.problems))
+    job = _job(basis, memory)
+    if job is None:
+        raise _unknown(recipe, basis)
+    choice = attempt(_choose, recipe, basis, memory, attempt)
+    outlooks = tuple(outlook(job, way) for way in every_way(job))
+    return Comparison(job, outlooks, choice), recipe.in_order(attempt.problems)
+
+
+@dataclass(frozen=True)
+class _Basis:
+    """All that is decided before the way to do the job."""
+
+    found: Found
+    data: record.Data
+    method: record.Method
+    cluster: record.Cluster
+    batches: tuple[record.Batch, ...]
+    training: record.Training
+
+
+def _basis(recipe: Recipe, attempt: Attempt, machines: int = 0) -> _Basis:
+    """Problems go to `attempt`; raises Unusable where a part cannot be planned for one."""
+    found = attempt(plan_model, recipe)
+    data = attempt(plan_data, recipe)
+    hosts = attempt(plan_hosts, recipe)
+    if hosts and machines:
+        hosts = hosts[:1] * machines
+    cluster = attempt(plan_cluster, recipe, hosts)
+    attempt(check_model, recipe, found)
+    attempt(check_offload, recipe)
+    attempt(check_hybrid, recipe, hosts, attempt.warn)
+    attempt(check_deepspeed_keys, recipe, attempt.warn)
+    batches = attempt(plan_batches, recipe, hosts)
+    training = attempt(plan_training, recipe, batches, data)
+    method = attempt(_method, recipe)
+    parts = (found, data, method, cluster, batches, training)
+    if None in parts:
+        raise Unusable
+    attempt.warn(*doubts(recipe, batches[0], data, training))
+    return _Basis(*parts)
+
+
+def _job(basis: _Basis, memory: int) -> Job | None:
+    """What the planner works on; None where the model's files are not here or the recipe does not say the GPU."""
+    cluster = basis.cluster
+    capacity = memory // cluster.processes_per_node if cluster.device == "cpu" else None
+    if cluster.gpu:
+        capacity = GPUS[cluster.gpu].memory
+    if capacity is None or basis.found.facts is None:
+        return None
+    return Job(
+        basis.found.facts,
+        basis.found.model,
+        basis.data,
+        basis.method,
+        basis.training,
+        cluster,
+        basis.batches[0].global_batch_size,
+        capacity,
+    )
+
+
+def _choose(recipe: Recipe, basis: _Basis, memory: int, attempt: Attempt) -> Choice:
+    """Raises DsftError where nothing fits, or where what is needed to choose is not known."""
+    ways = open_ways(recipe, basis.cluster, basis.batches)
+    automatic = recipe.get("strategy", "type") == "auto"
+    job = _job(basis, memory)
+    if job is None:
+        if automatic or len(basis.batches) > 1:
+            raise _unknown(recipe, basis)
+        return Choice(ways[0])  # recomputing nothing, where the recipe leaves that open
+    return choose(job, ways, asked_for=not automatic, where=recipe.where("strategy", "type"), warn=attempt.warn)
+
+
+def _estimate(choice: Choice, job: Job | None) -> record.Estimate | None:
+    if choice.outlook is None:
+        return None
+    memory = choice.outlook.memory
+    return record.Estimate(
+        memory=memory.parts,
+        device_bytes=memory.device,
+        capacity_bytes=job.capacity,
+        host_bytes=memory.host,
+        disk_bytes=memory.disk,
+        seconds_per_update=choice.outlook.seconds,
+        reason=choice.reason,
+    )
+
+
+def _unknown(recipe: Recipe, basis: _Basis) -> DsftError:
+    """Why nothing can be said about memory."""
+    if basis.found.facts is None:
+        return refused(
+            "not-known",
+            f"what fits is not known: the files of {basis.found.model.path} are not on this machine, or of an unknown kind",
+            where=recipe.where("model", "path"),
+            help="name its folder; or say strategy, per_device_train_batch_size and gradient_checkpointing yourself",
+        )
+    return refused(
+        "not-known",
+        "what fits is not known: the recipe does not say the kind of GPU",
+        where=recipe.where("cluster"),
+        help='write it in "cluster", as in "gpu": "h100-80gb"; or say strategy and per_device_train_batch_size yourself',
     )
 
 
@@ -80,19 +201,6 @@ def _method(recipe: Recipe) -> record.Method:
     )
     targets = tuple(targets) if isinstance(targets, list) else targets
     return record.Method(recipe.get("method", "type"), r, alpha, dropout, targets)
-
-
-def _strategy(recipe: Recipe) -> record.Strategy:
-    return record.Strategy(
-        engine=recipe.get("strategy", "type"),
-        zero_stage=recipe.get("strategy", "zero_stage"),
-        offload_optimizer=recipe.get("strategy", "offload_optimizer"),
-        offload_param=recipe.get("strategy", "offload_param"),
-        reshard_after_forward=recipe.get("strategy", "reshard_after_forward"),
-        cpu_offload=recipe.get("strategy", "cpu_offload"),
-        hybrid_shard=recipe.get("strategy", "hybrid_shard"),
-        config=recipe.get("strategy", "config") or {},
-    )
 
 
 def _plan_checkpoint(recipe: Recipe, cwd: Path) -> record.Checkpoint:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dsft.errors import DsftError, Problem, Where, refused
+from dsft.plan.gpus import GPUS
 from dsft.plan.record import Cluster, Host
 from dsft.recipe.load import read_text
 from dsft.recipe.record import Recipe
@@ -107,7 +108,7 @@ def _few(names: list[str]) -> str:
 
 
 def plan_cluster(recipe: Recipe, hosts: tuple[Host, ...]) -> Cluster:
-    """Raises DsftError for more processes than the strategy can have."""
+    """Raises DsftError for more processes than the strategy can have, and for a GPU without the precision."""
     slots = hosts[0].slots
     if recipe.get("strategy", "type") == "single" and len(hosts) * slots > 1:
         raise refused(
@@ -116,7 +117,15 @@ def plan_cluster(recipe: Recipe, hosts: tuple[Host, ...]) -> Cluster:
             where=recipe.where("strategy", "type"),
             help='write "ddp", "fsdp" or "deepspeed", or make "processes_per_node" 1',
         )
-    device, timeout, gpu = (recipe.get("cluster", field) for field in ("device", "timeout_seconds", "gpu"))
+    gpu = recipe.get("cluster", "gpu")
+    if gpu and not GPUS[gpu].bf16 and recipe.get("training", "precision") == "bf16":
+        raise refused(
+            "precision-device",
+            f"{gpu} does not compute in bf16",
+            where=recipe.where("training", "precision"),
+            help='write "precision": "fp32", or take a newer GPU (fp16 is not offered: it overflows without loss scaling)',
+        )
+    device, timeout = (recipe.get("cluster", field) for field in ("device", "timeout_seconds"))
     return Cluster(device, hosts, slots, timeout, gpu)
 
 

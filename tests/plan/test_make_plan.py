@@ -53,7 +53,6 @@ def test_two_of_the_batch_and_the_world_give_the_rest(workshop, processes, said,
         (2, (12, 4, None), "12 != 4*1*2"),
         (2, (2, 4, None), "2 != 4*1*2"),
         (1, (None, None, None), "not determined"),
-        (1, (8, None, None), "not determined"),
     ],
 )
 def test_a_batch_that_does_not_come_out(workshop, processes, said, text):
@@ -125,6 +124,37 @@ def test_rules(workshop, monkeypatch, right, wrong, kind):
     }
     workshop.plan(*right.split(), **changes)
     assert kinds(workshop, *wrong.split(), **changes) == [kind]
+
+
+# what is done as the recipe says, and what is done too, with a word about it
+WARNINGS = [
+    ("checkpoint.save_steps=2 checkpoint.keep=3", "checkpoint.keep=3", "no-effect"),
+    ("checkpoint.save_steps=5", "checkpoint.save_steps=6", "no-effect"),
+    ("checkpoint.keep=2", "checkpoint.keep=1", "no-effect"),
+    ("training.optim=adamw training.adam_beta2=0.95", "training.optim=sgd training.adam_beta2=0.95", "no-effect"),
+    ("training.optim=sgd training.adam_beta2=0.999", "training.optim=sgd training.adam_epsilon=1e-6", "no-effect"),
+    ("model.path=org/name model.revision=main", "model.revision=main", "no-effect"),
+    ("data.eval.split=0.1 training.eval_steps=5", "data.eval.split=0.1 training.eval_steps=6", "no-effect"),
+    ("training.global_batch_size=10", "training.global_batch_size=12", "few-rows"),
+    ('data.eval={"path":"one.json","format":"alpaca"}', 'data.eval={"path":"rows.json","format":"alpaca"}', "same-data"),
+    ("", 'data.train=[{"path":"rows.json","format":"alpaca"},{"path":"./rows.json","format":"alpaca"}]', "same-data"),
+]
+
+
+@pytest.mark.parametrize(("right", "doubtful", "kind"), WARNINGS)
+def test_warnings(workshop, monkeypatch, right, doubtful, kind):
+    monkeypatch.chdir(workshop.folder)
+    workshop.write("one.json", '[{"instruction": "a", "output": "b"}]')
+    changes = {
+        "training": {"max_steps": 5, "learning_rate": 1e-3, "global_batch_size": 2, "gradient_accumulation_steps": 1}
+    }
+    assert workshop.warnings(*right.split(), **changes) == []
+    assert [problem.kind for problem in workshop.warnings(*doubtful.split(), **changes)] == [kind]
+
+
+def test_a_gpu_says_what_it_is_only_where_there_are_gpus(workshop):
+    assert kinds(workshop, "cluster.gpu=h200") == ["contradiction"]
+    assert workshop.plan("cluster.gpu=h200", "cluster.device=cuda").cluster.gpu == "h200"
 
 
 def test_data_files_are_counted_and_hashed(workshop):

@@ -1,0 +1,104 @@
+"""The alternatives of a job side by side, as text and as data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from dsft.plan.choose import RESERVE, Comparison, Outlook, fastest
+from dsft.plan.describe import count, gib, strategy_name
+
+HEAD = ("strategy", "recompute", "rows x passes", "memory", "part", "s/update", "host memory", "")
+
+
+def table(comparison: Comparison) -> str:
+    """What fits and what does not, one line a strategy; the parts of the memory and the reason of the choice."""
+    job, choice = comparison.job, comparison.choice
+    facts, cluster = job.facts, job.cluster
+    machines = count(len(cluster.hosts), "machine", "machines")
+    processes = count(cluster.processes_per_node, "process", "processes")
+    work = f"{job.method.type}, {job.training.precision}, {job.global_batch_size} rows of up to {job.data.max_length} tokens"
+    lines = [
+        f"{facts.architecture}, {facts.parameters / 1e9:.2f} billion parameters; {work}",
+        f"{machines} with {processes} each on {cluster.gpu or 'cpu'}; {gib(job.capacity)} a process, {RESERVE:.0%} to stay free",
+        "",
+    ]
+    rows = [
+        HEAD,
+        *(_row(each, job.capacity, bool(choice) and each == choice.outlook) for each in best_of_each(comparison)),
+    ]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(HEAD))]
+    for row in rows:
+        cells = (
+            text.ljust(width) if at < 3 else text.rjust(width) for at, (text, width) in enumerate(zip(row[:7], widths))
+        )
+        mark = "> " if row[7] == "chosen" else "  "
+        lines.append((mark + "  ".join(cells) + ("" if row[7] == "chosen" else f"  {row[7]}")).rstrip())
+    if choice:
+        parts = ", ".join(f"{name} {gib(size)}" for name, size in _largest_first(choice.outlook))
+        lines += ["", f"Memory of a process under the line marked >: {parts}."]
+        if choice.reason:
+            lines.append(f"Chosen: {choice.reason}.")
+    lines.append("All of this is estimated; docs/planner.md says how and how well.")
+    return "\n".join(lines)
+
+
+def best_of_each(comparison: Comparison) -> Iterator[Outlook]:
+    """Of each strategy the way that would be taken: the fastest that fits, or what needs least; and the one chosen."""
+    by_strategy: dict[str, list[Outlook]] = {}
+    for each in comparison.outlooks:
+        by_strategy.setdefault(strategy_name(each.way.strategy), []).append(each)
+    chosen = comparison.choice and comparison.choice.outlook
+    for name, outlooks in by_strategy.items():
+        best = fastest(outlooks) or min(outlooks, key=lambda each: each.memory.device)
+        if chosen and strategy_name(chosen.way.strategy) == name:
+            yield chosen
+            if best == chosen:
+                continue
+        yield best
+
+
+def to_json(comparison: Comparison) -> dict[str, Any]:
+    """Every way, with bytes and seconds."""
+    job, choice = comparison.job, comparison.choice
+    return {
+        "model": dataclasses.asdict(job.facts),
+        "cluster": dataclasses.asdict(job.cluster),
+        "capacity_bytes": job.capacity,
+        "reserve": RESERVE,
+        "alternatives": [_data(each) for each in comparison.outlooks],
+        "chosen": _data(choice.outlook) if choice else None,
+        "reason": choice.reason if choice else None,
+    }
+
+
+def _data(outlook: Outlook) -> dict[str, Any]:
+    memory = outlook.memory
+    return {
+        **dataclasses.asdict(outlook.way),
+        "memory": dict(memory.parts),
+        "device_bytes": memory.device,
+        "host_bytes": memory.host,
+        "disk_bytes": memory.disk,
+        "seconds_per_update": outlook.seconds,
+        "fits": outlook.fits,
+    }
+
+
+def _row(outlook: Outlook, capacity: int, chosen: bool) -> tuple[str, ...]:
+    way, memory = outlook.way, outlook.memory
+    return (
+        strategy_name(way.strategy),
+        "yes" if way.gradient_checkpointing else "no",
+        f"{way.batch.per_device} x {way.batch.accumulation}",
+        gib(memory.device),
+        f"{memory.device / capacity:.0%}",
+        "" if outlook.seconds is None else f"{outlook.seconds:.2f}",
+        gib(memory.host) if memory.host else "",
+        "chosen" if chosen else "" if outlook.fits else "does not fit",
+    )
+
+
+def _largest_first(outlook: Outlook) -> list[tuple[str, int]]:
+    return sorted(((name, size) for name, size in outlook.memory.parts.items() if size), key=lambda item: -item[1])
