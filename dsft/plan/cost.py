@@ -21,7 +21,7 @@ from dsft.plan.memory import (
 # Of the data sheet's dense peak, in the matrix products of whole training steps: PaLM reports 46 % (Chowdhery et al. 2022,
 # arXiv:2204.02311, table 3), Megatron-LM 52 % (Narayanan et al. 2021, arXiv:2104.04473), torchtitan about 40 %.
 ACHIEVED = 0.5
-ATTENTION_ACHIEVED = 0.35  # FlashAttention-2 on an H100 (Shah et al. 2024, arXiv:2407.08608); other kernels are no faster
+ATTENTION_ACHIEVED = 0.35  # FlashAttention-2 on an H100 (Shah et al. 2024, arXiv:2407.08608, section 1)
 LINK = 0.75  # of a link's rate, that NCCL's collectives reach with large messages (nccl-tests, "busbw")
 LATENCY = 30e-6  # seconds of a collective, besides its bytes
 EXPOSED = 0.25  # of the shorter of computing and communicating: what does not overlap
@@ -50,11 +50,12 @@ def step_time(facts: ModelFacts, work: Workload, gpu: Gpu, nodes: int) -> Cost:
     matrices, attention = matrix_flops(facts, work), attention_flops(facts, work)
     flops = work.accumulation * (matrices + attention)
     peak = gpu.flops if work.compute_bytes == BF16 else gpu.flops_fp32
-    one_pass = (matrices / ACHIEVED + attention / ATTENTION_ACHIEVED) / peak + touched_bytes(facts, work) / gpu.bandwidth
-    compute = work.accumulation * one_pass
+    arithmetic = (matrices / ACHIEVED + attention / ATTENTION_ACHIEVED) / peak
+    compute = work.accumulation * (arithmetic + touched_bytes(facts, work) / gpu.bandwidth)
     collectives = sent(facts, work, nodes)
     total = sum(size for _, size, _ in collectives)
-    communication = sum(size / (LINK * rate(link, work, gpu, nodes)) + LATENCY * count for link, size, count in collectives)
+    waiting = LATENCY * sum(count for _, _, count in collectives)
+    communication = waiting + sum(size / (LINK * rate(link, work, gpu, nodes)) for link, size, _ in collectives)
     optimizer, offload = optimizer_time(work, gpu), offload_time(facts, work, gpu)
     longer, shorter = max(compute, communication), min(compute, communication)
     seconds = longer + EXPOSED * shorter + optimizer + offload
@@ -98,7 +99,7 @@ def sent(facts: ModelFacts, work: Workload, nodes: int) -> list[tuple[str, float
     """
     passes, trained = work.accumulation, work.trained / work.tensor_parallel
     gradients = trained * work.gradient_bytes
-    weights = whole_weights(facts, work) * work.compute_bytes / work.trained_bytes if work.full else whole_weights(facts, work)
+    weights = facts.parameters * work.compute_bytes if work.full else whole_weights(facts, work)
     weights /= work.tensor_parallel
     ranks = work.world_size // work.tensor_parallel
     found: list[tuple[str, float, int]] = []
@@ -159,5 +160,3 @@ def offload_time(facts: ModelFacts, work: Workload, gpu: Gpu) -> float:
         passes = 2 * work.accumulation
         seconds += passes * whole_weights(facts, work) / weight_shards(work) / gpu.host
     return seconds
-
-

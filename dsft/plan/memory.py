@@ -10,21 +10,23 @@ transformers 5, and agrees with section 4.1 of Korthikanti et al. 2022 (arXiv:22
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dsft.plan import record
 from dsft.plan.facts import Linear, ModelFacts
+from dsft.plan.lora import lora_parameters
 
 GIB = 1024**3
 FP32 = 4
 BF16 = 2
 
-CONTEXT = GIB // 2  # CUDA 12's context and its lazily loaded kernels; cuBLAS' workspace. 0.4 to 0.6 GiB on A100 and H100
+CONTEXT = GIB // 2  # CUDA's context and the kernels loaded into it: 0.4 to 0.6 GiB on A100 and H100, CUDA 12
 COMMUNICATOR = GIB // 2  # NCCL's channels and buffers of one or two communicators
 PROCESS = 600 * 1024**2  # resident: interpreter, torch, transformers
 ZERO_BUCKET = 500_000_000  # elements: DeepSpeed's default reduce_bucket_size
-ZERO_LIVE = 1_000_000_000  # elements: DeepSpeed's defaults stage3_max_live_parameters and sub_group_size
+ZERO_LIVE = 1_000_000_000  # elements: DeepSpeed's default stage3_max_live_parameters
+ZERO_GROUP = 1_000_000_000  # elements: DeepSpeed's default sub_group_size
 
 LAYER_NORM = {"bert", "bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj", "opt", "phi", "stablelm"}
 NORMS = {"phi": 1, "gptj": 1, "falcon": 1, "gemma2": 4, "gemma3": 4, "gemma3_text": 4}  # in a layer; two in all others
@@ -73,7 +75,7 @@ class Workload:
 
     attention: str = "sdpa"  # "eager" | "sdpa" | "flash"
     repeated_heads: bool = False  # grouped keys and values are copied to the width of the queries
-    checkpointing: str = "none"  # "full": a layer keeps its input; "selective": its attention and every second matrix too
+    checkpointing: str = "none"  # "full": a layer keeps its input; "selective": see `selective_saved`
     compiled: bool = False
     norm_bytes: int = FP32  # that RMSNorm computes in
     saved_bytes: int = 0  # per token and layer: what a framework keeps besides what is counted here
@@ -81,6 +83,8 @@ class Workload:
     reshard: bool = True  # fsdp: weights are dropped between forward and backward
     split_root: bool = False  # fsdp: embeddings and head are sharded apart, not as one
     bucket_views: bool = True  # ddp: gradients are views of the buckets that are sent
+    zero_bucket: int = ZERO_BUCKET
+    zero_live: int = ZERO_LIVE
     offload_optimizer: bool = False
     offload_weights: bool = False
     foreach: bool = True  # the optimizer updates all parameters at once, with temporaries of their size
@@ -92,7 +96,7 @@ class Memory:
     """`parts` sum up to `device`: bytes of one process on its device at the worst moment. `host` and `disk` are of a machine."""
 
     parts: Mapping[str, int]
-    moment: str  # "loss" | "backward" | "reduction" | "update"
+    moment: str  # the worst one: "forward" | "loss" | "backward" | "reduction" | "update"
     allocated: int
     reserved: int
     device: int
@@ -125,14 +129,15 @@ def _reserved(moments: Mapping[str, Mapping[str, float]]) -> float:
     The update's temporaries are no part of it: they find the blocks of all activations free.
     """
     highest: dict[str, float] = {}
-    for moment in ("loss", "backward", "reduction"):
+    for moment in ("forward", "loss", "backward", "reduction"):
         for name, size in moments[moment].items():
             highest[name] = max(highest.get(name, 0), size)
     return sum(highest.values())
 
 
 def _moments(facts: ModelFacts, work: Workload) -> dict[str, dict[str, float]]:
-    """The parts at the moments of an update that can be the worst: loss, backward of the last layer, its end, optimizer."""
+    """The parts at the moments of an update that can be the worst: the end of the forward pass, of the loss, of the last
+    layer's backward pass and of the first one's, and the optimizer's update."""
     always = {
         "weights": weights(facts, work),
         "adapters": adapters(work),
@@ -141,14 +146,17 @@ def _moments(facts: ModelFacts, work: Workload) -> dict[str, dict[str, float]]:
     }
     gradient, kept = gradients(work), kept_gradients(work)
     saved, one_layer = activations(facts, work), layer_backward(facts, work)
-    ready = gathered(facts, work)
+    ready, cast, lasting = gathered(facts, work), casts(facts, work), lasting_casts(facts, work)
+    scores = logits(facts, work)
+    plain = scores * work.compute_bytes / work.logit_bytes
     return {
-        "loss": {**always, "gradients": kept, "activations": saved, "logits": logits(facts, work), "gathered": ready},
+        "forward": {**always, "gradients": kept, "activations": saved, "logits": plain, "gathered": ready + cast},
+        "loss": {**always, "gradients": kept, "activations": saved, "logits": scores, "gathered": ready + lasting},
         "backward": {
             **always,
             "gradients": kept,
             "activations": saved + one_layer,
-            "gathered": ready,
+            "gathered": ready + lasting,
             "buffers": buffers(facts, work, facts.layer_parameters),
         },
         "reduction": {
@@ -206,8 +214,8 @@ def quantized_bytes(work: Workload) -> float:
 
 
 def matrix_parameters(facts: ModelFacts) -> int:
-    """Weights of the linear layers inside the decoder layers: those that are quantized and that autocast casts."""
-    return sum(linear.inputs * linear.outputs * linear.count for linear in facts.linears)
+    """Weights inside the decoder layers, which but for the norms are matrices: those that are quantized, or cast."""
+    return facts.parameters - facts.embedding_parameters - facts.head_parameters
 
 
 def adapters(work: Workload) -> float:
@@ -259,9 +267,9 @@ def tokens(work: Workload) -> int:
 def activations(facts: ModelFacts, work: Workload) -> float:
     """What the forward pass keeps for the backward pass, of all layers and the last norm."""
     residual = FP32 if work.autocast else work.compute_bytes
-    per_layer = {"none": layer_saved, "selective": selective_saved, "full": input_saved}[work.checkpointing](facts, work)
+    per_layer = {"none": layer_saved, "selective": selective_saved, "full": input_saved}[work.checkpointing]
     top = facts.hidden * (work.norm_bytes + 2 * residual) / work.tensor_parallel
-    return tokens(work) * (facts.layers * per_layer + top)
+    return tokens(work) * (facts.layers * per_layer(facts, work) + top)
 
 
 def input_saved(facts: ModelFacts, work: Workload) -> float:
@@ -347,35 +355,29 @@ def linear_inputs_saved(facts: ModelFacts, work: Workload) -> float:
     another dtype casts, and one with dropout has its own values (and a mask of a byte). The output of the attention is
     saved by the attention already.
     """
-    per_token = experts(facts)
     if work.full:
-        shared = {(_source(linear), linear.inputs * per_token(linear)) for linear in facts.linears}
-        own = [(_source(linear), linear.inputs * per_token(linear)) for linear in facts.linears]
-        inputs = own if work.autocast else shared
-        return work.compute_bytes * sum(width for source, width in inputs if source != "attention")
+        inputs = [(_source(facts, linear), linear.inputs) for linear in facts.linears]
+        if not work.autocast:
+            inputs = list(dict.fromkeys(inputs))
+        width = sum(inputs for source, inputs in inputs if source != "attention") + expert_inputs(facts)
+        return work.compute_bytes * width
     adapted = [linear for linear in facts.linears if linear.name in work.targets]
-    copied = work.autocast or work.dropout or work.adapter_bytes != work.compute_bytes
-    if not copied:
-        shared = {(_source(linear), linear.inputs * per_token(linear)) for linear in adapted}
-        inputs = sum(width for source, width in shared if source != "attention")
-        return work.compute_bytes * (inputs + work.rank * len(adapted))
-    per_value = work.adapter_bytes + (1 if work.dropout else 0)
-    return sum(linear.inputs * per_token(linear) * per_value + work.rank * work.adapter_bytes for linear in adapted)
+    down = work.rank * len(adapted) * work.adapter_bytes
+    if work.autocast or work.dropout or work.adapter_bytes != work.compute_bytes:
+        return down + sum(linear.inputs for linear in adapted) * (work.adapter_bytes + (1 if work.dropout else 0))
+    shared = {(_source(facts, linear), linear.inputs) for linear in adapted}
+    return down + work.compute_bytes * sum(inputs for source, inputs in shared if source != "attention")
 
 
-def experts(facts: ModelFacts):
-    """How often a token passes a linear layer of this kind inside one decoder layer."""
-
-    def passes(linear: Linear) -> float:
-        per_layer = linear.count / facts.layers
-        return min(per_layer, facts.experts_per_token) if facts.experts and per_layer > 1 else 1
-
-    return passes
+def expert_inputs(facts: ModelFacts) -> int:
+    """Of the experts that a token passes: their copies of it, and the products. transformers 5 keeps experts as one
+    parameter, not as linear layers."""
+    return facts.experts_per_token * facts.hidden + facts.ffn if facts.experts else 0
 
 
-def _source(linear: Linear) -> str:
+def _source(facts: ModelFacts, linear: Linear) -> str:
     """Where a matrix' input comes from: matrices of the same source share one tensor."""
-    if linear.name in MLP_OUT:
+    if linear.name in MLP_OUT or (linear.name == "c_proj" and linear.inputs == facts.ffn):
         return "product"
     if linear.name in ATTENTION_OUT:
         return "attention"
@@ -392,8 +394,8 @@ def layer_backward(facts: ModelFacts, work: Workload) -> float:
     width = (3 if facts.gated else 2) * facts.ffn + 4 * facts.hidden
     if work.compiled:
         width = facts.ffn + facts.hidden
-    dequantized = work.compute_bytes * max((li.inputs * li.outputs for li in facts.linears), default=0)
-    return tokens(work) * (again + width * work.compute_bytes / work.tensor_parallel) + (dequantized if work.quantized else 0)
+    dequantized = max(linear.inputs * linear.outputs for linear in facts.linears) if work.quantized else 0
+    return tokens(work) * (again + width * work.compute_bytes / work.tensor_parallel) + dequantized * work.compute_bytes
 
 
 def logits(facts: ModelFacts, work: Workload) -> float:
@@ -409,23 +411,33 @@ def logits(facts: ModelFacts, work: Workload) -> float:
 # What strategies need besides ----------------------------------------------------------------------------------------
 
 
-def gathered(facts: ModelFacts, work: Workload) -> float:
-    """Weights made ready for computing.
+def casts(facts: ModelFacts, work: Workload) -> float:
+    """The copy that autocast makes of every trained matrix in the forward pass, and keeps until its end (torch.amp,
+    "cache_enabled")."""
+    if not (work.autocast and work.full):
+        return 0
+    return work.compute_bytes * (matrix_parameters(facts) + (facts.head_parameters or facts.embedding_parameters))
 
-    Autocast: a copy of every trained matrix, kept for the backward pass. FSDP: embeddings and head, the layer at work and
-    the next one; without resharding all. ZeRO-3: up to stage3_max_live_parameters.
-    """
+
+def lasting_casts(facts: ModelFacts, work: Workload) -> float:
+    """Those that the backward pass needs: all, or of checkpointed layers one layer's."""
+    if work.checkpointing == "none":
+        return casts(facts, work)
+    matrices = matrix_parameters(facts)
+    return casts(facts, work) - work.compute_bytes * (matrices - matrices / facts.layers) if casts(facts, work) else 0
+
+
+def gathered(facts: ModelFacts, work: Workload) -> float:
+    """Weights that are whole for computing. FSDP: embeddings and head, the layer at work and the next one; without
+    resharding all. ZeRO-3: all, up to stage3_max_live_parameters."""
     root = facts.embedding_parameters + facts.head_parameters
-    if work.autocast and work.full:
-        return work.compute_bytes * (matrix_parameters(facts) + (facts.head_parameters or facts.embedding_parameters))
     if weight_shards(work) == work.tensor_parallel and not work.offload_weights:
         return 0
-    per_layer = whole_weights(facts, work) / facts.parameters if work.quantized else work.compute_bytes
+    per_weight = whole_weights(facts, work) / facts.parameters if work.quantized else work.compute_bytes
     if work.engine == "deepspeed":
-        live = min(facts.parameters, max(ZERO_LIVE, root))
-        return live * (per_layer if work.quantized else work.compute_bytes)
+        return min(facts.parameters, max(work.zero_live, root)) * per_weight
     layers = 2 if work.reshard else facts.layers
-    return (root * work.compute_bytes + layers * facts.layer_parameters * per_layer) / work.tensor_parallel
+    return (root * work.compute_bytes + layers * facts.layer_parameters * per_weight) / work.tensor_parallel
 
 
 def root_parameters(facts: ModelFacts, work: Workload) -> int:
@@ -437,12 +449,12 @@ def root_parameters(facts: ModelFacts, work: Workload) -> int:
 def buffers(facts: ModelFacts, work: Workload, parameters: int) -> float:
     """What gradients of `parameters` weights pass through on their way to other ranks.
 
-    FSDP: whole as computed, and once more in the dtype that is summed (fp32). DeepSpeed: a bucket of fixed size, two where
-    communication overlaps (stage 3). DDP's buckets are the gradients.
+    FSDP: whole as computed, and once more in the dtype that is summed. DeepSpeed: a bucket of fixed size, of which a CPU
+    only gives what is written to; stage 1 sums in it. DDP's buckets are the gradients.
     """
     if work.engine == "deepspeed":
-        bucket = ZERO_BUCKET if work.device == "cuda" else min(ZERO_BUCKET, work.trained)
-        return bucket * work.compute_bytes
+        bucket = work.zero_bucket if work.device == "cuda" else min(work.zero_bucket, work.trained)
+        return bucket * (work.gradient_bytes if work.zero_stage == 1 else work.compute_bytes)
     if work.engine != "fsdp":
         return 0
     trained = parameters if work.full else work.trained / facts.layers
@@ -458,7 +470,7 @@ def update_temporaries(facts: ModelFacts, work: Workload) -> float:
     largest = max(facts.embedding_parameters, facts.head_parameters) if work.full else 0
     bytes_each = work.moment_bytes if work.optimizer == "adamw" else 0
     if work.engine == "deepspeed":
-        return min(own, ZERO_LIVE) * (FP32 if work.master_bytes == FP32 else work.gradient_bytes)
+        return min(own, ZERO_GROUP) * (FP32 if work.master_bytes == FP32 else work.gradient_bytes)
     return (own if work.foreach else min(own, largest)) * bytes_each
 
 
@@ -525,9 +537,10 @@ def workload_of(
     bf16, full = training.precision == "bf16", method.type == "full"
     deepspeed = strategy.engine == "deepspeed"
     targets = () if full else adapted(facts, method.target_modules)
-    trained = facts.parameters if full else lora_parameters(facts, targets, method.r or 0)
+    trained = facts.parameters if full else lora_parameters(facts, method.r, method.target_modules)
     compute = BF16 if bf16 else FP32
     autocast = bf16 and strategy.engine in ("single", "ddp")
+    zero = strategy.config.get("zero_optimization", {}) if deepspeed else {}
     return Workload(
         engine=strategy.engine,
         zero_stage=strategy.zero_stage,
@@ -553,6 +566,8 @@ def workload_of(
         attention={"eager": "eager", "flash_attention_2": "flash"}.get(model.attn_implementation, "sdpa"),
         checkpointing="full" if model.gradient_checkpointing else "none",
         reshard=strategy.reshard_after_forward is not False,
+        zero_bucket=int(zero.get("reduce_bucket_size", ZERO_BUCKET)),
+        zero_live=int(zero.get("stage3_max_live_parameters", ZERO_LIVE)),
         offload_optimizer=strategy.offload_optimizer == "cpu" or bool(strategy.cpu_offload),
         offload_weights=strategy.offload_param == "cpu" or bool(strategy.cpu_offload),
         foreach=cluster.device == "cuda",
@@ -565,11 +580,5 @@ def adapted(facts: ModelFacts, target_modules: str | tuple[str, ...] | None) -> 
     names = tuple(dict.fromkeys(linear.name for linear in facts.linears))
     if target_modules == "all-linear":
         return names
-    wanted = (target_modules,) if isinstance(target_modules, str) else target_modules or ()
-    return tuple(name for name in names if any(name == want.rpartition(".")[2] for want in wanted))
-
-
-def lora_parameters(facts: ModelFacts, targets: Iterable[str], rank: int) -> int:
-    """Weights of LoRA's pairs: rank x (inputs + outputs) for each matrix."""
-    wanted = set(targets)
-    return sum(rank * (li.inputs + li.outputs) * li.count for li in facts.linears if li.name in wanted)
+    wanted = {target.rpartition(".")[2] for target in target_modules or ()}
+    return tuple(name for name in names if name in wanted)
