@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -10,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from dsft.errors import DsftError, refused
-from dsft.plan import installed_versions, make_plan
+from dsft.plan import installed_versions, machine_memory, make_plan
 from dsft.plan.cluster import read_hostfile
 from dsft.plan.data import held_out
-from dsft.plan.facts import read_facts
+from dsft.plan.facts import ModelFacts, read_facts
 from dsft.plan.formats import FORMATS, formats_of
+from dsft.plan.gpus import GPUS
 from dsft.plan.rows import read_rows
 from dsft.recipe.load import checked, nearby
 from dsft.recipe.schema import description, load_schema, schema_path
@@ -25,7 +27,6 @@ BATCH = 16  # rows an update, where there are rows for some updates
 EPOCH = 8  # updates an epoch that a small data set should still give
 LONGEST = 2048  # tokens; longer rows are seldom worth their memory
 LEARNING_RATES = {"lora": 2e-4, "full": 2e-5}
-WITHOUT_BF16 = ("v100-32gb", "v100-16gb", "t4")
 SCHEMA = "recipe.schema.json"
 
 
@@ -48,7 +49,7 @@ def init(file: Path, said: Mapping[str, Any], ask: bool) -> str:
     recipe = compose(answers, file)
     text = _text(recipe)
     plan = checked(parse(Source(str(file), file.absolute().parent, text)))
-    make_plan(plan, versions=installed_versions(), cwd=Path.cwd())
+    make_plan(plan, versions=installed_versions(), memory=machine_memory(), cwd=Path.cwd())
     _write(file, text)
     return "\n".join([f"{file}", *_explained(recipe), "", f"Next: dsft check {file}"])
 
@@ -137,18 +138,23 @@ def _format(data: str) -> str:
 def compose(answers: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """A recipe of all that is usually said, its paths relative to `file`."""
     rows, longest = _measure(answers["data"])
-    longest = min(longest, _context(answers["model"]) or longest)
+    facts = _facts(answers["model"])
+    if facts and facts.max_positions:
+        longest = min(longest, facts.max_positions)
     cluster, processes = _cluster(answers, file)
     training_rows = rows - held_out(rows, SPLIT) if rows > 1 else rows
     batch = processes * max(1, _power_of_two(min(BATCH, max(1, training_rows // EPOCH))) // processes)
     epochs = 1 if training_rows >= 1000 else 3
     updates = -(-training_rows // batch) * epochs
+    gpu = GPUS.get(answers["gpu"])
+    plannable = facts is not None and (answers["cpu"] or gpu)
     training = {
         "num_train_epochs": epochs,
         "global_batch_size": batch,
+        **({} if plannable else {"per_device_train_batch_size": math.gcd(batch // processes, 4)}),
         "learning_rate": LEARNING_RATES.get(answers["method"], LEARNING_RATES["full"]),
         "warmup_ratio": 0.03,
-        "precision": "fp32" if answers["cpu"] or answers["gpu"] in WITHOUT_BF16 else "bf16",
+        "precision": "fp32" if answers["cpu"] or gpu and not gpu.bf16 else "bf16",
     }
     return {
         "$schema": schema_place(file),
@@ -160,7 +166,7 @@ def compose(answers: Mapping[str, Any], file: Path) -> dict[str, Any]:
             "max_length": longest,
         },
         "method": {"type": answers["method"]},
-        "strategy": {"type": "single" if processes == 1 else "ddp"},
+        "strategy": {"type": "auto" if plannable else "single" if processes == 1 else "ddp"},
         "training": training,
         "checkpoint": {"save_steps": max(1, min(100, updates // 4))},
         "cluster": cluster,
@@ -177,13 +183,12 @@ def _measure(data: str) -> tuple[int, int]:
     return rows, min(LONGEST, max(128, 2 * _power_of_two(max(1, longest // 3))))
 
 
-def _context(model: str) -> int | None:
-    """The model's context in tokens; None where it is not known here."""
+def _facts(model: str) -> ModelFacts | None:
+    """What is known of the model here; None for one that is not on this machine."""
     path = os.path.abspath(os.path.expanduser(model)) if _is_path(model) else model
     if os.path.isabs(path) and not os.path.isfile(os.path.join(path, "config.json")):
         return None  # what is wrong with it, the plan says
-    facts = read_facts(path)
-    return facts.max_positions if facts else None
+    return read_facts(path)
 
 
 def _power_of_two(number: int) -> int:

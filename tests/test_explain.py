@@ -97,20 +97,23 @@ def _parameters(function: ast.FunctionDef) -> list[ast.arg]:
 
 EXAMPLE = re.compile(r"^(Wrong|Right):\n\n```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 TESTED = ("json", "jsonl", "hostfile")  # a recipe, what data.train names, what cluster.hostfile names
-# Only the model, the machine or another run shows these; their examples are recipes all the same.
-LATER = {"interrupted", "model-load", "no-chat-template", "non-finite-result", "not-finite", "run-exists"}
-MODEL = {  # 2 layers of a Llama of 2048 positions, without weights and tokenizer
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "vocab_size": 256,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": True,
-}
+# Only training or another run shows these; their examples are recipes all the same.
+LATER = {"interrupted", "model-load", "non-finite-result", "not-finite", "run-exists"}
 BASE = COMPLETE | {"data": COMPLETE["data"] | {"eval": {"split": 0.1}}}
+SMALL = {  # fits two rows, one of them kept for evaluation
+    "strategy": {"type": "single"},
+    "training": {"global_batch_size": 1, "per_device_train_batch_size": 1},
+    "cluster": {"processes_per_node": 1},
+}
+LLAMA_70B = {
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "tie_word_embeddings": False,
+}
 
 
 def examples() -> Iterator[tuple[str, str, str, str]]:
@@ -123,14 +126,17 @@ def examples() -> Iterator[tuple[str, str, str, str]]:
 def reported(workshop: Workshop, language: str, text: str, capsys) -> set[str]:
     """The kinds of what is wrong with a whole recipe that says what the example says."""
     workshop.write("base.json", BASE)
-    workshop.write("model/config.json", MODEL)
+    workshop.write("rows.json", json.dumps([{"instruction": "Count.", "output": "1 2 3"}] * 40))
+    workshop.write("chatml.jinja", "{{ messages }}")
+    workshop.model("base-model", template=None)
+    workshop.model("llama-70b", **LLAMA_70B)
     if language == "json":
         whole = text if "extends" in text else text.replace("{", '{"extends": "base.json", ', 1)
         path = workshop.write("example.json", whole)
     elif language == "jsonl":
         workshop.write("rows.jsonl", text)
         train = {"data": {"train": [{"path": "rows.jsonl", "format": "alpaca"}]}}
-        path = workshop.write("example.json", {"extends": "base.json"} | train)
+        path = workshop.write("example.json", {"extends": "base.json"} | SMALL | train)
     else:
         workshop.write("hosts", text)
         cluster = {"hostfile": "hosts", "processes_per_node": None}

@@ -92,7 +92,7 @@ def cached_snapshot(hub_id: str, revision: str | None = None) -> Path | None:
     cache is HF_HUB_CACHE, or hub/ in HF_HOME, or in huggingface/ in XDG_CACHE_HOME (~/.cache).
     """
     home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-    cache = Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")).expanduser()
+    cache = Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")))
     repository = cache / ("models--" + hub_id.replace("/", "--"))
     try:
         commit = (repository / "refs" / (revision or "main")).read_text().strip()

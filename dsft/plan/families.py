@@ -127,7 +127,7 @@ def complete(config: Mapping[str, Any], *, where: Where | None = None) -> Simple
         if not right:
             raise refused(
                 "model-config",
-                f'the model\'s config.json says "{name}": {value!r}, which no {config["model_type"]} model can have',
+                f'the model\'s config.json says "{name}": {repr(value)[:60]}, which no {config["model_type"]} model can have',
                 where=where,
                 help="take a whole copy of the model",
             )

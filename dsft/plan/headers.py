@@ -73,12 +73,21 @@ def read_weights(folder: Path, *, where: Where | None = None) -> Weights | None:
     """The tensors of a model folder: model.safetensors, or the shards that model.safetensors.index.json names.
 
     None where the folder has neither. Other safetensors files are not looked at: transformers does not load them.
-    Raises DsftError: model-damaged, or model-incomplete for a shard that is missing or lacks a tensor of the index.
+    Raises DsftError: model-damaged, or model-incomplete for a missing index, a missing shard, or one that lacks a
+    tensor of the index.
     """
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if os.path.isfile(single):
         return Weights(read_safetensors(single, where=where), single.stat().st_size)
     if not os.path.isfile(index):
+        shards = sorted(folder.glob("model-*-of-*.safetensors"))
+        if shards:
+            raise refused(
+                "model-incomplete",
+                f"{folder} has {shards[0].name} but no {index.name}, by which shards are loaded",
+                where=where,
+                help="copy or download the file that is missing",
+            )
         return None
     weight_map = read_index(index, where=where)
     tensors: dict[str, Tensor] = {}
@@ -154,7 +163,7 @@ def read_safetensors(path: Path, *, where: Where | None = None) -> dict[str, Ten
             whole = isinstance(dtype, str) and set(map(type, numbers)) == {int} and min(numbers) >= 0
         except (TypeError, KeyError, ValueError):
             whole = False
-        if not whole or begin > end or (bits is not None and math.prod(shape) * bits != 8 * (end - begin)):
+        if not whole or (bits is not None and math.prod(shape) * bits != 8 * (end - begin)):
             raise _damaged(path, f"has a broken header: the entry of tensor {name}", where)
         tensors[name] = Tensor(dtype, shape, end - begin)
         spans.append((begin, end))

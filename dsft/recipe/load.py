@@ -80,11 +80,13 @@ def read_text(path: Path, name: str, *, what: str, asked_by: Where | None = None
             "not-a-" + what.replace(" ", "-"), f"{path} is larger than {limit >> 10} KiB: not a {what}", where=place
         )
     try:
+        if b"\0" in raw[:2]:  # a Latin letter in UTF-16, of which UTF-8 takes each byte for a character
+            raise UnicodeDecodeError("utf-8", raw, 0, 1, "UTF-16")
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         before = raw[raw.rfind(b"\n", 0, error.start) + 1 : error.start].decode("utf-8", "replace")
-        utf16 = raw[:2] in (b"\xff\xfe", b"\xfe\xff")
+        utf16 = raw[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in raw[:2]
         found = "UTF-16" if utf16 else f"byte 0x{raw[error.start]:02x}"
         raise refused(
             "not-utf-8",

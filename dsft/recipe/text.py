@@ -349,8 +349,11 @@ class _Parser:
             self.stop("a string in single quotes", help='JSON strings take double quotes: "…"')
         if self.text.startswith("/*", self.at):
             self.stop("a comment that is never closed", self.at, self.at + 2, help="JSON has no comments; remove it")
+        if not char.isprintable():
+            help = "it cannot be seen; remove it, or write a plain space"
+            self.stop(f"the character U+{ord(char):04X} where {wanted} must stand", help=help)
         word = _WORD.match(self.text, self.at)
-        if not word or char in "=":
+        if not word or char == "=":
             self.stop(f'"{char}" where {wanted} must stand')
         message, start, end, help = _not_a_value(word[0], self.at, wanted)
         self.stop(message, start, end, help=help)
@@ -385,6 +388,8 @@ def _not_a_value(word: str, at: int, wanted: str = "a value") -> tuple[str, int,
     if word[0] in "+-." or "0" <= word[0] <= "9":
         help = "digits, a point and an exponent, as in 8, 0.1 or 2e-4; no +, no leading zero, no bare point"
         return f"{_short(word)} is not a JSON number", at, end, help
+    if word[0] in "“”„«»‘’`":
+        return f"{word[0]} where {wanted} must stand", at, end, 'the quotation marks of JSON are plain: "…"'
     return f"{_short(word)} where {wanted} must stand", at, end, "strings and keys take double quotes"
 
 

@@ -85,13 +85,14 @@ def _publish(temporary: Path, final: Path, keep: int) -> None:
 def collect(wrapped: Wrapped, world: World, whole: Callable[..., torch.Tensor]) -> dict[str, torch.Tensor]:
     """`whole(wrapped, parameter)` of each trained parameter by name, on the main rank's CPU; other ranks take part, keep nothing.
 
-    One parameter at a time: no more than one is ever whole on the device.
+    One parameter at a time: no more than one is ever whole on the device. What lies whole on the CPU already is not
+    copied, so the tensors hold until the next update.
     """
     collected = {}
     for name, parameter in wrapped.trainable.items():
         tensor = whole(wrapped, parameter)
         if world.is_main:
-            collected[name] = tensor.to("cpu", copy=True).contiguous()
+            collected[name] = tensor.to("cpu").contiguous()
     return collected
 
 

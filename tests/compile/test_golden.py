@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import shutil
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from dsft.recipe import load_recipe
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden"
 RECIPES = sorted(path.stem for path in (ROOT / "recipes").glob("*.json"))
+MEMORY = 32 * 2**30
 VERSIONS = {"python": "3.11", "torch": "2.13.0", "deepspeed": "0.19.8"}
 
 
@@ -32,7 +34,9 @@ def repository(tmp_path_factory) -> Path:
         shutil.copytree(ROOT / folder, root / folder)
     model = root / "build" / "models" / "SmolLM2-135M-Instruct"
     model.mkdir(parents=True)
-    (model / "config.json").write_text("{}\n")
+    published = json.loads((ROOT / "tests" / "plan" / "configs" / "published.json").read_text())
+    (config,) = (each["config"] for each in published if each["name"].endswith("SmolLM2-135M"))
+    (model / "config.json").write_text(json.dumps(config))
     (root / "build" / "data").mkdir()
     shutil.copy(ROOT / "data" / "identity.json", root / "build" / "data")
     return root
@@ -63,7 +67,7 @@ def test_the_compiled_recipe_compiles_to_the_same(name, repository, tmp_path):
 
     def compiled(path, cwd):
         recipe = load_recipe(path, [])
-        plan = make_plan(recipe, versions=VERSIONS, cwd=cwd)
+        plan = make_plan(recipe, versions=VERSIONS, cwd=cwd, memory=MEMORY)
         return compile_plan(plan, recipe.to_json(plan.checkpoint.output_dir), tmp_path / "build")
 
     artifacts = compiled(repository / "recipes" / f"{name}.json", cwd=repository)
@@ -74,7 +78,7 @@ def test_the_compiled_recipe_compiles_to_the_same(name, repository, tmp_path):
 def _compiled(name: str, root: Path) -> str:
     """All files and commands of a recipe as one text."""
     recipe = load_recipe(root / "recipes" / f"{name}.json", [])
-    plan = make_plan(recipe, versions=VERSIONS, cwd=root)
+    plan = make_plan(recipe, versions=VERSIONS, cwd=root, memory=MEMORY)
     recipe_json = recipe.to_json(plan.checkpoint.output_dir).replace(str(root), "/dsft")
     plan = dataclasses.replace(
         from_json(to_json(plan).replace(str(root), "/dsft")),

@@ -120,6 +120,18 @@ def test_config_alone(tmp_path):
     assert (facts.dtype, facts.stored_bytes) == ("float16", None)
 
 
+def test_main_type_of_mixed_weights(tmp_path):
+    small, large = {"lm_head.weight": (64, 16)}, parameter_shapes(LLAMA)
+    del large["lm_head.weight"]
+    path = write_folder(tmp_path, LLAMA)
+    (tmp_path / "model.safetensors").unlink()
+    write_weights(tmp_path / "small", small, "F32")
+    write_weights(tmp_path / "large", large, "BF16")
+    weight_map = {name: "small" for name in small} | {name: "large" for name in large}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert read_facts(path).dtype == "bfloat16"
+
+
 def test_weights_of_pytorchs_own_format_are_only_measured(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     (tmp_path / "pytorch_model.bin").write_bytes(bytes(123))

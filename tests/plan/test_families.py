@@ -26,6 +26,14 @@ def test_every_family_has_a_published_model():
     assert {model["config"]["model_type"] for model in PUBLISHED} == set(FAMILIES)
 
 
+def test_layers_with_a_mixture():
+    config = {"model_type": "qwen3_moe", "num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
+    sparse = [
+        number for number in range(6) if f"model.layers.{number}.mlp.experts.down_proj" in parameter_shapes(config)
+    ]
+    assert sparse == [1, 5]  # every second layer, but not the one that is named
+
+
 def build(config: dict):
     """The model that transformers makes of `config`, without weights."""
     import torch

@@ -158,6 +158,13 @@ def test_missing_shard(tmp_path):
     assert "two.safetensors" in problem.message
 
 
+def test_shards_without_an_index(tmp_path):
+    (tmp_path / "model-00001-of-00002.safetensors").write_bytes(safetensors(ONE))
+    problem = refusal(read_weights, tmp_path)
+    assert problem.kind == "model-incomplete"
+    assert "model.safetensors.index.json" in problem.message
+
+
 def test_index_names_a_tensor_that_its_shard_has_not(tmp_path):
     sharded(tmp_path, SHARDS, {"a": "two.safetensors", "b": "two.safetensors"})
     problem = refusal(read_weights, tmp_path)

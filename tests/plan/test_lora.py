@@ -44,6 +44,7 @@ def test_all_linear_leaves_the_head_and_the_embeddings_out(facts_of):
     # Two layers: q and o 16 -> 16, k and v 16 -> 8, gate and up 16 -> 24, down 24 -> 16.
     assert lora_parameters(facts_of("llama"), 4, "all-linear") == 2 * 4 * (2 * 32 + 2 * 24 + 3 * 40)
     assert lora_parameters(facts_of("llama"), 4, ["q_proj"]) == 2 * 4 * 32
+    assert lora_parameters(facts_of("llama"), 4, ["embed_tokens", "lm_head"]) == 2 * 4 * (64 + 16)
 
 
 def test_expert_layers_are_adapted_under_their_first_names(facts_of):

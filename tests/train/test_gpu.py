@@ -31,12 +31,25 @@ def losses(plan, folder) -> list[float]:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("method", ["lora", "full"])
-@pytest.mark.parametrize(("engine", "stage"), [("ddp", None), ("fsdp", None), ("deepspeed", 1), ("deepspeed", 2), ("deepspeed", 3)])
-def test_ten_updates_on_a_gpu_follow_one_process(model, data, tmp_path, engine, stage, method, precision):
+@pytest.mark.parametrize(
+    ("engine", "stage", "fields"),
+    [
+        ("ddp", None, {}),
+        ("fsdp", None, {}),
+        ("fsdp", None, {"cpu_offload": True}),
+        ("deepspeed", 1, {}),
+        ("deepspeed", 1, {"offload_optimizer": "cpu"}),
+        ("deepspeed", 2, {}),
+        ("deepspeed", 2, {"offload_optimizer": "cpu"}),
+        ("deepspeed", 3, {}),
+        ("deepspeed", 3, {"offload_optimizer": "cpu", "offload_param": "cpu"}),
+    ],
+)
+def test_ten_updates_on_a_gpu_follow_one_process(model, data, tmp_path, engine, stage, fields, method, precision):
     options = {"method": method, "precision": precision, "learning_rate": 2e-3, "save_updates": 5}
     runs = []
-    for name, kind, zero in (("reference", "single", None), ("run", engine, stage)):
+    for name, kind, zero, more in (("reference", "single", None, {}), ("run", engine, stage, fields)):
         folder = tmp_path / name
         folder.mkdir()
-        runs.append(losses(tiny.plan(model, data, folder / "out", engine=kind, stage=zero, **options), folder))
+        runs.append(losses(tiny.plan(model, data, folder / "out", engine=kind, stage=zero, **more, **options), folder))
     assert runs[1] == pytest.approx(runs[0], rel=1e-5 if precision == "fp32" else 5e-3)

@@ -27,10 +27,24 @@ def wrap(plan: Plan, model: nn.Module, world: World, directory: Path) -> Wrapped
     exact = {name: p.detach().clone() for name, p in trainable.items()} if plan.training.precision == "bf16" else {}
     # Before ZeRO-3 flattens the parameters: matrices and vectors are told apart by their shape.
     optimizer = make_optimizer(model, plan.training)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=str(directory / "deepspeed.json"))
+    config = str(directory / "deepspeed.json")
+    if plan.strategy.zero_stage == 3:
+        _partition(deepspeed, plan, model, world, config)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     for name, weight in exact.items():
         _set(trainable[name], weight.to(world.device))
     return Wrapped(engine, engine.optimizer, trainable)
+
+
+def _partition(deepspeed: ModuleType, plan: Plan, model: nn.Module, world: World, config: str) -> None:
+    """Weights to the device and into their parts, one by one: `initialize` would put the whole model there first."""
+    if plan.training.precision == "bf16":
+        for parameter in model.parameters():
+            parameter.data = parameter.data.bfloat16()
+    for buffer in model.buffers():
+        buffer.data = buffer.data.to(world.device)
+    deepspeed.init_distributed()  # takes over torch's process group; reading the configuration needs the world size
+    deepspeed.zero.Init(module=model, config_dict_or_path=config)
 
 
 def _import_deepspeed() -> ModuleType:

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dsft.plan.record import Plan
-from dsft.train.engines.single import backward, update, whole
+from dsft.train.engines.single import backward, gradients, step
 from dsft.train.engines.wrapped import Wrapped, trainable_parameters
 from dsft.train.model import decoder_layers
 from dsft.train.optimizer import make_optimizer
@@ -59,12 +60,30 @@ def accumulating(wrapped: Wrapped, last: bool) -> contextlib.AbstractContextMana
     return contextlib.nullcontext()
 
 
+def update(wrapped: Wrapped, max_grad_norm: float | None) -> float:
+    """A rank's own norm is that of its shards. torch would reduce them where they are, and NCCL knows no host memory."""
+    sharded = gradients(wrapped)
+    mesh = sharded[0].device_mesh
+    squared = torch.nn.utils.get_total_norm([gradient.to_local() for gradient in sharded]).square()
+    squared = squared.to(mesh.device_type)
+    dist.all_reduce(squared, group=mesh.get_group(mesh.ndim - 1))  # of a hybrid each machine has all shards
+    return step(wrapped, squared.sqrt(), max_grad_norm)
+
+
 def gather(wrapped: Wrapped, parameter: nn.Parameter) -> torch.Tensor:
-    return whole(parameter.detach()).float()
+    return _whole(parameter.detach()).float()
 
 
 def read_moment(wrapped: Wrapped, parameter: nn.Parameter, key: str) -> torch.Tensor:
-    return whole(wrapped.optimizer.state[parameter][key])
+    return _whole(wrapped.optimizer.state[parameter][key])
+
+
+def _whole(tensor: DTensor) -> torch.Tensor:
+    """The tensor of all ranks, on the device (collective). Parts that are offloaded to the host go there first."""
+    mesh, shape, stride = tensor.device_mesh, tensor.shape, tensor.stride()
+    part = tensor.to_local().to(mesh.device_type)
+    on_device = DTensor.from_local(part, mesh, tensor.placements, run_check=False, shape=shape, stride=stride)
+    return on_device.full_tensor()
 
 
 def write_moments(wrapped: Wrapped, moments: Mapping[str, Mapping[str, torch.Tensor]], updates: int) -> None:

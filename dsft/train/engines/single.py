@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from dsft.plan.record import Plan
 from dsft.train.engines.wrapped import Wrapped, trainable_parameters
@@ -37,23 +36,20 @@ def backward(wrapped: Wrapped, loss: torch.Tensor) -> None:
 
 
 def update(wrapped: Wrapped, max_grad_norm: float | None) -> float:
-    gradients = [p.grad for p in wrapped.trainable.values() if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients)
-    if isinstance(norm, DTensor):  # under FSDP a rank's own norm is that of its shards only
-        norm = whole(norm)
+    return step(wrapped, torch.nn.utils.get_total_norm(gradients(wrapped)), max_grad_norm)
+
+
+def gradients(wrapped: Wrapped) -> list[torch.Tensor]:
+    return [p.grad for p in wrapped.trainable.values() if p.grad is not None]
+
+
+def step(wrapped: Wrapped, norm: torch.Tensor, max_grad_norm: float | None) -> float:
+    """Clips by the global `norm` of the gradients, steps, clears; returns the norm."""
     if max_grad_norm is not None:
         torch.nn.utils.clip_grads_with_norm_(wrapped.trainable.values(), max_grad_norm, norm)
     wrapped.optimizer.step()
     wrapped.optimizer.zero_grad()
     return float(norm)
-
-
-def whole(tensor: DTensor) -> torch.Tensor:
-    """The tensor of all ranks, on the device (collective). Parts that are offloaded to the host go there first."""
-    mesh, shape, stride = tensor.device_mesh, tensor.shape, tensor.stride()
-    part = tensor.to_local().to(mesh.device_type)
-    on_device = DTensor.from_local(part, mesh, tensor.placements, run_check=False, shape=shape, stride=stride)
-    return on_device.full_tensor()
 
 
 def gather(wrapped: Wrapped, parameter: nn.Parameter) -> torch.Tensor:

@@ -1,0 +1,91 @@
+"""What a recipe wants of its model, held against the model's own files."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from workshop import COMPLETE
+
+from dsft.errors import DsftError
+
+
+def lora(*targets):
+    return {"method": {"type": "lora", "target_modules": list(targets)}}
+
+
+def problems(workshop, *overrides, **changes):
+    with pytest.raises(DsftError) as caught:
+        workshop.plan(*overrides, **changes)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize("length", [128, 512])
+def test_rows_within_the_context(workshop, length):
+    assert workshop.plan(f"data.max_length={length}").data.max_length == length
+
+
+def test_rows_beyond_the_context(workshop):
+    (problem,) = problems(workshop, data=COMPLETE["data"] | {"max_length": 513})
+    assert problem.kind == "context-length" and "513" in problem.message and "512" in problem.message
+    assert problem.where.text.strip() == '"max_length": 513' and problem.where.column > 1
+
+
+def test_a_model_without_a_chat_template(workshop):
+    workshop.model(template=None)
+    (problem,) = problems(workshop)
+    assert problem.kind == "no-chat-template" and "data.chat_template" in problem.help
+
+
+def test_a_chat_template_of_the_recipe(workshop):
+    workshop.model(template=None)
+    (workshop.folder / "chat.jinja").write_text("{{ messages }}")
+    plan = workshop.plan(data=COMPLETE["data"] | {"chat_template": "chat.jinja"})
+    assert plan.data.chat_template == "{{ messages }}"
+
+
+@pytest.mark.parametrize("targets", [["q_proj", "v_proj"], ["layers.0.self_attn.q_proj"], ["gate_proj", "down_proj"]])
+def test_targets_that_the_model_has(workshop, targets):
+    assert workshop.plan(**lora(*targets)).method.target_modules == tuple(targets)
+
+
+def test_targets_that_the_model_has_not(workshop):
+    found = problems(workshop, **lora("q_proj", "wrong_proj", "nope"))
+    assert [problem.kind for problem in found] == ["unknown-target", "unknown-target"]
+    assert "wrong_proj" in found[0].message and "q_proj, k_proj, v_proj, o_proj" in found[0].help
+    assert found[0].where.text.strip() == '"wrong_proj",'
+
+
+def test_a_gpt2_has_other_layers(workshop):
+    gpt2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512, "vocab_size": 256}
+    (workshop.folder / "model" / "config.json").write_text(json.dumps(gpt2))
+    (problem,) = problems(workshop, **lora("q_proj"))
+    assert "c_attn" in problem.help
+
+
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens", "model.embed_tokens"])
+def test_adapters_on_a_tied_weight(workshop, target):
+    (problem,) = problems(workshop, **lora("q_proj", target))
+    assert problem.kind == "tied-embeddings" and target in problem.message
+
+
+def test_adapters_on_a_head_of_its_own(workshop):
+    workshop.model(tie_word_embeddings=False)
+    assert workshop.plan(**lora("lm_head")).method.target_modules == ("lm_head",)
+
+
+def test_a_hub_model_that_is_not_here_is_not_judged(workshop, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(workshop.folder / "cache"))
+    assert workshop.plan("model.path=org/name", **lora("anything")).model.path == "org/name"
+
+
+def test_a_hub_model_in_the_cache_is(workshop, monkeypatch):
+    commit = "0123456789" * 4
+    repository = workshop.folder / "cache" / "models--org--name"
+    (repository / "snapshots").mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    workshop.model().rename(repository / "snapshots" / commit)
+    monkeypatch.setenv("HF_HUB_CACHE", str(workshop.folder / "cache"))
+    (problem,) = problems(workshop, "model.path=org/name", **lora("anything"))
+    assert problem.kind == "unknown-target"
