@@ -41,12 +41,12 @@ CONFIG = {
 
 
 class Workshop:
-    """A folder with a model (its configuration, without weights), ten rows and recipes."""
+    """A folder with a model (its configuration, without weights), forty rows and recipes."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         self.model()
-        (folder / "rows.json").write_text(json.dumps([{"instruction": str(n), "output": "x"} for n in range(10)]))
+        (folder / "rows.json").write_text(json.dumps([{"instruction": str(n), "output": "x"} for n in range(40)]))
 
     def model(self, name: str = "model", template: str | None = "{{ messages }}", **changes) -> Path:
         """A model's folder; `changes` are of its configuration."""

@@ -196,6 +196,8 @@ def _unknown(recipe: Recipe, basis: _Basis) -> DsftError:
 
 
 def _method(recipe: Recipe) -> record.Method:
+    if not recipe.sound("method"):
+        raise Unusable
     r, alpha, dropout, targets = (
         recipe.get("method", field) for field in ("r", "lora_alpha", "lora_dropout", "target_modules")
     )

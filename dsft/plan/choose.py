@@ -18,7 +18,7 @@ from dsft.plan.describe import batch_line, count, gib, strategy_name
 from dsft.plan.facts import ModelFacts
 from dsft.plan.gpus import GPUS
 from dsft.plan.memory import Memory, estimate, workload_of
-from dsft.recipe.record import Recipe
+from dsft.recipe.record import Recipe, Unusable
 
 RESERVE = 0.10  # of a device's memory, left free for what estimates miss
 DOUBT = 1.20  # a way that the recipe spells out is refused only above this part of the memory: estimates err
@@ -226,6 +226,8 @@ def _offloads(strategy: record.Strategy) -> bool:
 
 
 def _said_strategy(recipe: Recipe) -> record.Strategy:
+    if not recipe.sound("strategy"):
+        raise Unusable
     fields = [field.name for field in dataclasses.fields(record.Strategy) if field.name not in ("engine", "config")]
     said = {field: recipe.get("strategy", field) for field in fields}
     return _strategy(recipe.get("strategy", "type"), **said, config=recipe.get("strategy", "config") or {})

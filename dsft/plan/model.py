@@ -91,8 +91,8 @@ def has_chat_template(recipe: Recipe, facts: ModelFacts) -> Iterator[Problem]:
 
 def targets_exist(recipe: Recipe, facts: ModelFacts) -> Iterator[Problem]:
     """peft is content if one name matches; a name that matches nothing is a mistake all the same."""
-    targets = recipe.get("method", "target_modules")
-    if not isinstance(targets, list):
+    targets = _targets(recipe)
+    if targets is None:
         return
     for target in unknown_targets(facts, targets):
         yield Problem(
@@ -113,8 +113,8 @@ def targets_exist(recipe: Recipe, facts: ModelFacts) -> Iterator[Problem]:
 
 def ties_stay(recipe: Recipe, facts: ModelFacts) -> Iterator[Problem]:
     """An adapter on one side of a tied weight cannot be merged: the other side would change with it."""
-    targets = recipe.get("method", "target_modules")
-    if not facts.tied or not facts.layout or not isinstance(targets, list):
+    targets = _targets(recipe)
+    if not facts.tied or not facts.layout or targets is None:
         return
     head = facts.layout.head
     shape = head.parameters["weight"]
@@ -127,6 +127,14 @@ def ties_stay(recipe: Recipe, facts: ModelFacts) -> Iterator[Problem]:
                 recipe.where("method", "target_modules", at),
                 'leave it out; to train the embeddings too: "method": {"type": "full"}',
             )
+
+
+def _targets(recipe: Recipe) -> list[str] | None:
+    """The names that the recipe lists. Raises Unusable where one of them is no name."""
+    targets = recipe.get("method", "target_modules")
+    if not recipe.sound("method", "target_modules"):
+        raise Unusable
+    return targets if isinstance(targets, list) else None
 
 
 RULES = (within_context, has_chat_template, targets_exist, ties_stay)

@@ -41,6 +41,10 @@ class Recipe:
             value = value[step]
         return value
 
+    def sound(self, *path: str | int) -> bool:
+        """Whether nothing is wrong with the value at `path` or any within it."""
+        return not any(wrong[: len(path)] == path[: len(wrong)] for wrong in self.wrong)
+
     def said(self, *path: str | int) -> bool:
         """Whether the recipe itself says a value there, rather than a default of the schema."""
         node: Any = self.tree

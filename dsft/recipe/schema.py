@@ -74,7 +74,8 @@ def check(tree: Node) -> tuple[dict[str, Any], list[Problem], set[Path]]:
             message = f"more than {MAX_PROBLEMS} problems; the rest is not reported"
             path, problem = (), Problem("too-many-problems", message, problem.where)
         found[path] = problem
-        wrong.add(path)
+        # Without its type nothing else in a section can be checked.
+        wrong.update((path, path[:-1]) if path[-1:] == ("type",) else (path,))
     complete = _complete(validator, validator.schema, tree)
     if isinstance(complete, dict):
         complete["extends"] = None  # the bases are merged in

@@ -65,7 +65,7 @@ def test_a_batch_that_does_not_come_out(workshop, processes, said, text):
     ("fields", "total", "warm"),
     [
         ({"max_steps": 5}, 5, 0),
-        ({"max_steps": None, "num_train_epochs": 2}, 6, 0),  # 10 rows in batches of 4: 3 updates
+        ({"max_steps": None, "num_train_epochs": 2}, 6, 0),  # 40 rows in batches of 16: 3 updates
         ({"max_steps": 5, "num_train_epochs": 2}, 5, 0),
         ({"max_steps": 7, "num_train_epochs": 2}, 6, 0),
         ({"max_steps": 100, "warmup_ratio": 0.07}, 100, 7),
@@ -75,7 +75,7 @@ def test_a_batch_that_does_not_come_out(workshop, processes, said, text):
     ],
 )
 def test_updates(workshop, fields, total, warm):
-    plan = workshop.plan(**training(global_batch_size=4, gradient_accumulation_steps=1, **fields))
+    plan = workshop.plan(**training(global_batch_size=16, gradient_accumulation_steps=1, **fields))
     assert (plan.training.updates_per_epoch, plan.training.total_updates) == (3, total)
     assert plan.training.warmup_updates == warm
 
@@ -135,7 +135,7 @@ WARNINGS = [
     ("training.optim=sgd training.adam_beta2=0.999", "training.optim=sgd training.adam_epsilon=1e-6", "no-effect"),
     ("model.path=org/name model.revision=main", "model.revision=main", "no-effect"),
     ("data.eval.split=0.1 training.eval_steps=5", "data.eval.split=0.1 training.eval_steps=6", "no-effect"),
-    ("training.global_batch_size=10", "training.global_batch_size=12", "few-rows"),
+    ("training.global_batch_size=40", "training.global_batch_size=42", "few-rows"),
     ('data.eval={"path":"one.json","format":"alpaca"}', 'data.eval={"path":"rows.json","format":"alpaca"}', "same-data"),
     ("", 'data.train=[{"path":"rows.json","format":"alpaca"},{"path":"./rows.json","format":"alpaca"}]', "same-data"),
 ]
@@ -165,9 +165,9 @@ def test_data_files_are_counted_and_hashed(workshop):
     plan = workshop.plan(data=data)
     sha256 = hashlib.sha256(content).hexdigest()
     assert plan.data.eval == record.DataFile(f"{workshop.folder}/eval.jsonl", "messages", 2, sha256)
-    assert (plan.data.train_rows, plan.data.eval_rows, plan.data.eval_split_rows) == (10, 2, 0)
+    assert (plan.data.train_rows, plan.data.eval_rows, plan.data.eval_split_rows) == (40, 2, 0)
     split = workshop.plan("data.eval.split=0.25").data
-    assert (split.train_rows, split.eval_rows, split.eval_split_rows) == (8, 2, 2)
+    assert (split.train_rows, split.eval_rows, split.eval_split_rows) == (30, 10, 10)
 
 
 @pytest.mark.parametrize(
