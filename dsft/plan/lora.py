@@ -8,10 +8,11 @@ up_proj, down_proj; gate) stand for the parameters they became, and "all-linear"
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from dsft.plan.facts import ModelFacts
-from dsft.plan.families import Module
+from dsft.plan.families import Layout, Module
 
 ALL_LINEAR = "all-linear"
 
@@ -36,18 +37,31 @@ def lora_parameters(facts: ModelFacts, r: int, targets: str | Sequence[str]) -> 
     converted = _CONVERTED.get(facts.model_type, {})
     plain, chosen = _split(facts, targets)
     total = 0
-    for path, module in facts.layout.modules():
+    for path, module, count in _modules(facts.layout, plain or ()):
         if module.kind == "router" and "gate" in chosen:
             experts, hidden = module.parameters["weight"]
-            total += r * (experts + hidden)
+            total += count * r * (experts + hidden)
         elif module.kind == "experts":
             for name, (experts, outputs, inputs) in module.parameters.items():
                 # Fused layers get the rank of each of them.
                 rank = r * sum(converted[one] == name for one in chosen)
-                total += experts * rank * (inputs + outputs)
+                total += count * experts * rank * (inputs + outputs)
         elif _linear(module) and module is not facts.layout.head if plain is None else _named(path, module, plain):
-            total += r * (module.inputs + module.outputs)
+            total += count * r * (module.inputs + module.outputs)
     return total
+
+
+def _modules(layout: Layout, targets: Sequence[str]) -> Iterator[tuple[str, Module, int]]:
+    """Path, module, and in how many layers it is the same: the planner asks for each of thousands of ways. One by one
+    where a target says a layer's number."""
+    if any(part.isdecimal() for target in targets for part in target.split(".")):
+        yield from ((path, module, 1) for path, module in layout.modules())
+        return
+    counts = Counter(map(id, layout.layers))
+    alike = {id(layer): layer for layer in layout.layers}
+    yield from ((module.path, module, 1) for module in (*layout.outside, layout.head))
+    for at, layer in alike.items():
+        yield from ((f"{layout.layers_path}.N.{module.path}", module, counts[at]) for module in layer)
 
 
 def unknown_targets(facts: ModelFacts, targets: str | Sequence[str]) -> tuple[str, ...]:
