@@ -107,8 +107,10 @@ def _line_rows(path: str | Path, content: bytes) -> Iterator[Row]:
             yield Row(number, json.loads(line.decode("utf-8")))
         except UnicodeDecodeError as error:
             raise _bad(path, number, "not-utf-8", f"byte {error.start + 1} of the line is not UTF-8") from error
-        except (ValueError, RecursionError) as error:
-            raise _bad(path, number, "data-syntax", f"not JSON: {error}") from error
+        except json.JSONDecodeError as error:
+            raise _bad(path, number, "data-syntax", f"not JSON: {error.msg}", error.colno) from error
+        except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets without end
+            raise _bad(path, number, "data-syntax", f"not JSON that can be read: {error}") from error
 
 
 def _array_rows(path: str | Path, content: bytes) -> Iterator[Row]:
@@ -135,8 +137,8 @@ def _array_rows(path: str | Path, content: bytes) -> Iterator[Row]:
         try:
             value, at = decoder.raw_decode(text, at)
         except json.JSONDecodeError as error:
-            raise _bad(path, line_at(error.pos), "data-syntax", f"not JSON: {error.msg}") from error
-        except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets without end
+            raise _bad(path, line_at(error.pos), "data-syntax", f"not JSON: {error.msg}", error.colno) from error
+        except (ValueError, RecursionError) as error:  # as above
             raise _bad(path, start, "data-syntax", f"not JSON that can be read: {error}") from error
         yield Row(start, value)
         at = skip(at)
@@ -150,5 +152,5 @@ def _array_rows(path: str | Path, content: bytes) -> Iterator[Row]:
         raise _bad(path, line_at(skip(at + 1)), "data-syntax", "not JSON: something follows the closing bracket")
 
 
-def _bad(path: str | Path, line: int, kind: str, message: str) -> DsftError:
-    return failed(kind, message, where=Where(str(path), line))
+def _bad(path: str | Path, line: int, kind: str, message: str, column: int | None = None) -> DsftError:
+    return failed(kind, message, where=Where(str(path), line, column))
