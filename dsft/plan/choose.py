@@ -86,8 +86,11 @@ def open_ways(recipe: Recipe, cluster: record.Cluster, batches: tuple[record.Bat
 
 def every_way(job: Job) -> list[Way]:
     """All that there are; none where the batch cannot be divided over the processes."""
-    batches = divisions(job.global_batch_size, len(job.cluster.hosts) * job.cluster.processes_per_node)
-    return list(_ways(every_strategy(job.cluster), (False, True), batches))
+    return list(_ways(every_strategy(job.cluster), (False, True), _batches(job)))
+
+
+def _batches(job: Job) -> tuple[record.Batch, ...]:
+    return divisions(job.global_batch_size, len(job.cluster.hosts) * job.cluster.processes_per_node)
 
 
 def every_strategy(cluster: record.Cluster) -> tuple[record.Strategy, ...]:
@@ -180,8 +183,12 @@ def remedies(job: Job) -> Iterator[str]:
 
 
 def _fits(job: Job, **changes) -> bool:
+    """Of the batch's divisions two are enough: one row a pass needs least, unless a single pass saves FSDP the gradients
+    of the passes before."""
     changed = dataclasses.replace(job, **changes)
-    return any(outlook(changed, way).fits for way in every_way(changed))
+    batches = _batches(changed)
+    ways = _ways(every_strategy(changed.cluster), (False, True), batches[:1] + batches[1:][-1:])
+    return any(outlook(changed, way).fits for way in ways)
 
 
 def _larger(cluster: record.Cluster) -> Iterator[record.Cluster]:
