@@ -18,6 +18,7 @@ from dsft.compile.engines import ddp, fsdp, single
 from dsft.compile.engines import deepspeed as deepspeed_engine
 from dsft.compile.launchers import accelerate, local, torchrun
 from dsft.compile.launchers import deepspeed as deepspeed_launcher
+from dsft.environment import CLEAN_SHELL
 from dsft.errors import refused
 from dsft.plan.record import Plan, to_json
 
@@ -114,6 +115,7 @@ def _replace(path: Path, text: str, executable: bool) -> None:
 def _script(plan: Plan, argvs: tuple[tuple[str, ...], ...]) -> str:
     """A shell script that runs the command; of several nodes' commands, that of the node whose number is given."""
     head = f"#!/bin/sh\n# {plan.name}: {plan.strategy.engine}, world size {plan.batch.world_size}. Written by dsft compile.\n"
+    head += f"# What the shell holds of another job does not count.\n{CLEAN_SHELL}\n"
     if len(argvs) == 1:
         return f"{head}exec {shlex.join(argvs[0])}\n"
     cases = (

@@ -11,19 +11,10 @@ from pathlib import Path
 
 from dsft.compile import Artifacts
 from dsft.compile.launchers.common import TRAIN, plan_path, visible_devices
+from dsft.environment import clean
 from dsft.errors import refused
 from dsft.launch.supervise import Process, supervise
 from dsft.plan.record import Plan
-
-# What launchers tell their processes. A job starts without what another one, or the user's shell, left of these.
-_LAUNCHER_NAMES = frozenset(
-    (
-        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK"),
-        *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE"),
-        *("CROSS_RANK", "CROSS_SIZE", "LOCAL_SIZE", "DS_ACCELERATOR"),
-    )
-)
-_LAUNCHER_PREFIXES = ("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_", "TORCHELASTIC_", "PET_")
 
 
 def launch(plan: Plan, artifacts: Artifacts, directory: str | Path) -> None:
@@ -46,7 +37,8 @@ def dry_run(plan: Plan, artifacts: Artifacts, directory: str | Path) -> str:
 def processes(plan: Plan, artifacts: Artifacts, directory: str | Path) -> tuple[Process, ...]:
     """The processes that this machine starts for the plan."""
     _check_hosts(plan, artifacts)
-    environment = clean_environment(os.environ)
+    _check_devices(plan)
+    environment = clean(os.environ)
     if plan.launcher == "local":
         argv = (sys.executable, "-m", TRAIN, plan_path(Path(directory)))
         devices = visible_devices(plan, plan.cluster.hosts[0])
@@ -72,15 +64,6 @@ def ranks(argv: tuple[str, ...], world_size: int, environment: Mapping[str, str]
     )
 
 
-def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` without the variables by which launchers configure their processes."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if name not in _LAUNCHER_NAMES and not name.startswith(_LAUNCHER_PREFIXES)
-    }
-
-
 def _check_hosts(plan: Plan, artifacts: Artifacts) -> None:
     """Refuse a plan whose processes `dsft launch` cannot start from this machine, with what to run by hand."""
     hosts = plan.cluster.hosts
@@ -97,6 +80,20 @@ def _check_hosts(plan: Plan, artifacts: Artifacts) -> None:
             "several-machines",
             f"launcher {plan.launcher!r} starts processes on this machine only, and the plan has {len(hosts)}",
             help="run on each machine" + "".join(lines),
+        )
+
+
+def _check_devices(plan: Plan) -> None:
+    """Refuse GPUs chosen in the shell where DeepSpeed's launcher would take the first ones all the same."""
+    host, visible = plan.cluster.hosts[0], os.environ.get("CUDA_VISIBLE_DEVICES")
+    if plan.launcher != "deepspeed" or plan.cluster.device != "cuda" or host.devices is not None or not visible:
+        return
+    first = [str(device) for device in range(host.slots)]
+    if visible.split(",")[: host.slots] != first:
+        raise refused(
+            "contradiction",
+            f"CUDA_VISIBLE_DEVICES is {visible}, and DeepSpeed's launcher would take the GPUs {','.join(first)}",
+            help='choose them in the recipe, as in "include": "localhost:2,3" in "cluster", or take another launcher',
         )
 
 

@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dsft.environment import SETTINGS
 from dsft.errors import EXIT_FAILED, DsftError, Problem
 from dsft.plan.record import Plan
 from dsft.plan.versions import installed_versions
@@ -18,10 +19,6 @@ from dsft.plan.versions import installed_versions
 if TYPE_CHECKING:
     import torch
     from safetensors import SafetensorError
-
-# What `accelerate launch` tells its processes. It is compared with the plan and then taken away: libraries read these
-# names too (transformers leaves the weights of all ranks but 0 empty when it sees ACCELERATE_USE_FSDP).
-LAUNCHER_PREFIXES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
 
 
 @dataclass(frozen=True)
@@ -119,8 +116,8 @@ def _files_differ(plan: Plan, directory: Path):
 
 
 def forget_launcher(environment: dict[str, str] | os._Environ = os.environ) -> None:
-    """Takes the launcher's hints out of the environment, so that every launcher starts the same training."""
-    for name in [name for name in environment if name.startswith(LAUNCHER_PREFIXES)]:
+    """Takes the launcher's settings out of the environment, so that every launcher starts the same training."""
+    for name in [name for name in environment if name.startswith(SETTINGS)]:
         del environment[name]
 
 

@@ -131,6 +131,35 @@ def test_scripts_run_the_command_with_every_argument_whole(make_record, tmp_path
         assert tuple(run.stdout.split("\0")) == commands[0][1:]
 
 
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_what_the_shell_holds_of_another_job_does_not_reach_a_launcher(make_record, tmp_path, launcher):
+    artifacts = compile_plan(make_record(), "{}\n", tmp_path)
+    write(artifacts, tmp_path)
+    program = tmp_path / artifacts.commands[launcher][0][0]
+    program.write_text(f"#!{sys.executable} -I\nimport json, os\nprint(json.dumps(dict(os.environ)))\n")
+    program.chmod(0o755)
+    mine = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HF_TOKEN": "a\nRANK=1 b", "CUDA_VISIBLE_DEVICES": "1", "MY_RANK": "3"}
+    stray = {
+        "ACCELERATE_MIXED_PRECISION": "fp16",
+        "ACCELERATE_USE_DEEPSPEED": "true",
+        "FSDP_VERSION": "1",
+        "MEGATRON_LM_TP_DEGREE": "2",
+        "PARALLELISM_CONFIG_TP_SIZE": "2",
+        "PET_NNODES": "3",
+        "TORCHELASTIC_RUN_ID": "x",
+        "RANK": "7",
+        "WORLD_SIZE": "9",
+        "MASTER_PORT": "1",
+        "DS_ACCELERATOR": "cuda",
+    }
+    run = subprocess.run(
+        [tmp_path / "launch" / f"{launcher}.sh"], env={**mine, **stray}, capture_output=True, text=True, check=True
+    )
+    seen = json.loads(run.stdout)
+    assert {name: seen.get(name) for name in mine} == mine
+    assert not seen.keys() & stray.keys()
+
+
 def test_a_script_for_several_hosts_asks_which(make_record, tmp_path):
     write(compile_plan(make_record(world_size=4, hosts=("node1", "node2")), "{}\n", tmp_path), tmp_path)
     for arguments in ([], ["2"], ["node1"]):

@@ -12,9 +12,21 @@ import pytest
 import tiny
 from jobs import ROOT, Launched, Shop
 
-from dsft.launch import clean_environment
+from dsft.environment import clean
 
 PROGRAMS = Path(sys.executable).parent
+
+# What `accelerate config` once wrote for another job. No job here may follow it.
+OTHER_CONFIG = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+fsdp_config: {fsdp_version: 1, fsdp_offload_params: true}
+mixed_precision: fp16
+num_machines: 2
+num_processes: 7
+machine_rank: 1
+use_cpu: false
+"""
 
 
 @pytest.fixture(scope="session")
@@ -38,8 +50,10 @@ def shop(tmp_path_factory) -> Shop:
     (folder / "recipe.json").write_text(json.dumps(recipe, indent=2))
     (elsewhere / "hostfiles").mkdir()
     shutil.copy(ROOT / "hostfiles" / "localhost", elsewhere / "hostfiles")
+    (home / "hf" / "accelerate").mkdir(parents=True)
+    (home / "hf" / "accelerate" / "default_config.yaml").write_text(OTHER_CONFIG)
     environment = {
-        **clean_environment(os.environ),
+        **clean(os.environ),
         "PATH": f"{PROGRAMS}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         "HOME": str(home),
         "HF_HOME": str(home / "hf"),

@@ -13,6 +13,21 @@ from jobs import metrics
 pytestmark = pytest.mark.slow
 
 
+# What a shell may still hold of another job.
+STRAY = {
+    "ACCELERATE_MIXED_PRECISION": "fp16",
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_OFFLOAD_PARAMS": "true",
+    "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3",
+    "PARALLELISM_CONFIG_TP_SIZE": "2",
+    "PET_NNODES": "3",
+    "WORLD_SIZE": "9",
+    "RANK": "7",
+    "LOCAL_RANK": "3",
+    "MASTER_PORT": "1",
+}
+
+
 def unavailable(reason: str):
     """What this test needs is not there: a gap in CI, a choice elsewhere."""
     (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
@@ -39,13 +54,13 @@ def check(shop, launched, name: str, engine: str):
 
 @pytest.mark.parametrize(
     ("engine", "launcher"),
-    [("ddp", "torchrun"), ("ddp", "accelerate"), ("ddp", "deepspeed"), ("zero2", "torchrun")],
+    [("ddp", "local"), ("ddp", "torchrun"), ("ddp", "accelerate"), ("ddp", "deepspeed"), ("zero2", "torchrun")],
 )
 def test_compiled_script(shop, launched, engine, launcher):
-    """launch/*.sh as written; deepspeed's goes without ssh."""
+    """launch/*.sh as written, from a shell that holds settings of another job; deepspeed's goes without ssh."""
     name = f"{engine}-{launcher}-script"
     build = shop.compile(name, engine)
-    shop.done(build / "launch" / f"{launcher}.sh")
+    shop.done(build / "launch" / f"{launcher}.sh", env=shop.environment | STRAY)
     check(shop, launched, name, engine)
 
 

@@ -19,8 +19,10 @@ import pytest
 
 from dsft.compile import compile_plan, write
 from dsft.compile.launchers.common import port
+from dsft.environment import clean
 from dsft.errors import DsftError
-from dsft.launch import clean_environment, dry_run, launch
+from dsft.launch import dry_run, launch, processes
+from dsft.plan.record import Host
 
 PROBE = """
 import json, os, sys, pathlib
@@ -70,6 +72,7 @@ def _check(folder: Path, world_size: int) -> dict[str, str]:
         environment = one["environment"]
         assert (environment["LOCAL_RANK"], environment["WORLD_SIZE"]) == (rank, str(world_size))
         assert environment["MASTER_ADDR"] in ("127.0.0.1", "localhost")
+        assert environment.get("ACCELERATE_MIXED_PRECISION") != "fp16" and "PET_NNODES" not in environment
         assert environment["MASTER_PORT"] == started["0"]["environment"]["MASTER_PORT"] != STRAY["MASTER_PORT"]
         assert one["argv"] == [str(folder / "a build" / "plan.json")]
         assert one["cwd"] == str(folder / "elsewhere")
@@ -77,7 +80,7 @@ def _check(folder: Path, world_size: int) -> dict[str, str]:
 
 
 def _run_script(folder: Path, launcher: str, *arguments: str) -> subprocess.Popen:
-    environment = {**clean_environment(os.environ), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment = {**clean(os.environ), **STRAY, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     return subprocess.Popen([folder / "a build" / "launch" / f"{launcher}.sh", *arguments], env=environment)
 
 
@@ -99,7 +102,6 @@ def test_local(make_record, probe, monkeypatch, world_size):
     launch(plan, *_compiled(plan, probe))
     environment = _check(probe, world_size)
     assert environment["LOCAL_WORLD_SIZE"] == str(world_size)
-    assert not environment.keys() & {"ACCELERATE_MIXED_PRECISION", "PET_NNODES"}
 
 
 @pytest.mark.slow
@@ -185,6 +187,33 @@ def test_a_plan_for_another_machine_is_refused(make_record, probe):
     assert not _started(probe)
 
 
+@pytest.mark.parametrize(("visible", "taken"), [("2,3", False), ("1", False), ("GPU-5a", False), ("0,1,2", True), ("", True)])
+def test_gpus_chosen_in_the_shell_are_not_passed_over(make_record, probe, monkeypatch, visible, taken):
+    """DeepSpeed's launcher counts from 0, whatever CUDA_VISIBLE_DEVICES says; the others leave it to the shell."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    plan = make_record("ddp", launcher="deepspeed", device="cuda")
+    if taken:
+        assert processes(plan, *_compiled(plan, probe))
+    else:
+        with pytest.raises(DsftError, match=f"CUDA_VISIBLE_DEVICES is {visible}, .* would take the GPUs 0,1"):
+            processes(plan, *_compiled(plan, probe))
+    for launcher in ("local", "torchrun", "accelerate"):
+        plan = make_record("ddp", launcher=launcher, device="cuda")
+        started = processes(plan, *_compiled(plan, probe))
+        assert {process.environment["CUDA_VISIBLE_DEVICES"] for process in started} == {visible}
+
+
+def test_gpus_chosen_in_the_recipe_are_taken(make_record, probe, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    for launcher in ("local", "torchrun", "accelerate", "deepspeed"):
+        plan = make_record("ddp", launcher=launcher, device="cuda")
+        hosts = (Host("localhost", 2, devices=(2, 3)),)
+        plan = dataclasses.replace(plan, cluster=dataclasses.replace(plan.cluster, hosts=hosts))
+        for process in processes(plan, *_compiled(plan, probe)):
+            said = {"CUDA_VISIBLE_DEVICES=2,3", "localhost:2,3"} & set(process.argv)
+            assert said or process.environment["CUDA_VISIBLE_DEVICES"] == "2,3"
+
+
 def test_the_environment_keeps_what_is_the_users():
     mine = {"PATH": "/bin", "HF_TOKEN": "t", "CUDA_VISIBLE_DEVICES": "1", "NCCL_DEBUG": "INFO", "DS_BUILD_OPS": "0"}
-    assert clean_environment({**mine, **STRAY, "DS_ACCELERATOR": "cuda", "FSDP_VERSION": "1"}) == mine
+    assert clean({**mine, **STRAY, "DS_ACCELERATOR": "cuda", "FSDP_VERSION": "1"}) == mine
