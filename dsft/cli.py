@@ -136,7 +136,11 @@ def init(arguments: argparse.Namespace) -> None:
 
     flags = ("model", "data", "format", "method", "cpu", "gpu", "gpus_per_node", "hostfile")
     said = {flag: getattr(arguments, flag) for flag in flags}
-    print(init(arguments.file, said, ask=sys.stdin.isatty()))
+    text, problems = init(arguments.file, said, ask=sys.stdin.isatty())
+    print(text)
+    if any(problem.severity == "error" for problem in problems):
+        raise DsftError(problems)
+    report(problems)
 
 
 def explain(arguments: argparse.Namespace) -> None:

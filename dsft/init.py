@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dsft.errors import DsftError, refused
-from dsft.plan import installed_versions, machine_memory, make_plan
+from dsft.errors import DsftError, Problem, refused
+from dsft.plan import installed_versions, make_plan
 from dsft.plan.cluster import read_hostfile
 from dsft.plan.data import held_out
 from dsft.plan.facts import ModelFacts, read_facts
@@ -28,10 +28,13 @@ EPOCH = 8  # updates an epoch that a small data set should still give
 LONGEST = 2048  # tokens; longer rows are seldom worth their memory
 LEARNING_RATES = {"lora": 2e-4, "full": 2e-5}
 SCHEMA = "recipe.schema.json"
+# What another answer does not change, and a line of the recipe or another machine does.
+TO_MEND = {"disk-space", "does-not-fit", "no-chat-template"}
+GUESS = 'The strategy is a guess. Where the model is on this machine and --gpu names the GPU, "auto" chooses what fits.'
 
 
-def init(file: Path, said: Mapping[str, Any], ask: bool) -> str:
-    """Writes a recipe to `file`; returns what it says, each field with its meaning.
+def init(file: Path, said: Mapping[str, Any], ask: bool) -> tuple[str, list[Problem]]:
+    """Writes a recipe to `file`; returns what it says, each field with its meaning, and what is left to mend in it.
 
     `said` are the flags: model, data, format, method, cpu, gpu, gpus_per_node, hostfile, None where not given. What is
     missing is asked for on the terminal if `ask`. Raises DsftError, with nothing written, where an answer is missing or
@@ -48,10 +51,23 @@ def init(file: Path, said: Mapping[str, Any], ask: bool) -> str:
     answers["format"] = answers["format"] or _format(answers["data"])
     recipe = compose(answers, file)
     text = _text(recipe)
-    plan = checked(parse(Source(str(file), file.absolute().parent, text)))
-    make_plan(plan, versions=installed_versions(), memory=machine_memory(), cwd=Path.cwd())
+    problems = _left_to_mend(file, text)
     _write(file, text)
-    return "\n".join([f"{file}", *_explained(recipe), "", f"Next: dsft check {file}"])
+    guess = [] if recipe["strategy"]["type"] == "auto" else ["", GUESS]
+    return "\n".join([f"{file}", *_explained(recipe), *guess, "", f"Next: dsft check {file}"]), problems
+
+
+def _left_to_mend(file: Path, text: str) -> list[Problem]:
+    """Errors and warnings about the recipe `text`. Raises DsftError where one comes of an answer."""
+    recipe = checked(parse(Source(str(file), file.absolute().parent, text)))
+    warnings: list[Problem] = []
+    try:
+        make_plan(recipe, versions=installed_versions(), cwd=Path.cwd(), warn=warnings.append)
+    except DsftError as error:
+        if all(problem.kind in TO_MEND or problem.severity == "warning" for problem in error.problems):
+            return list(error.problems)
+        raise
+    return warnings
 
 
 # --- answers ------------------------------------------------------------------------------------------------------

@@ -25,8 +25,8 @@ FLAGS = ["--model", "model", "--data", "rows.json", "--method", "lora"]
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
-    """The working directory: a model's folder, ten alpaca rows in rows.json, and no terminal."""
-    Workshop(tmp_path)
+    """The working directory: a model's folder, alpaca rows in rows.json, two machines in hosts, and no terminal."""
+    Workshop(tmp_path).write("hosts", "node1 slots=4\nnode2 slots=4\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -40,25 +40,57 @@ def init(*arguments: str) -> int:
 @pytest.mark.parametrize("method", ["lora", "full"])
 @pytest.mark.parametrize(
     "hardware",
-    [["--cpu"], ["--gpu", "h100-80gb"], ["--gpus-per-node", "8"], ["--gpu", "t4", "--gpus-per-node", "2"]],
+    [
+        ["--cpu"],
+        ["--cpu", "--gpus-per-node", "2"],
+        ["--gpu", "h100-80gb"],
+        ["--gpu", "t4", "--gpus-per-node", "3"],
+        ["--gpus-per-node", "1"],
+        ["--gpus-per-node", "8"],
+        ["--hostfile", "hosts"],
+        ["--hostfile", "hosts", "--gpu", "l4", "--gpus-per-node", "4"],
+        ["--hostfile", "hosts", "--cpu"],
+    ],
     ids=" ".join,
 )
-def test_what_is_written_compiles(folder, hardware, method, capsys):
-    assert init(*FLAGS[:-1], method, *hardware) == 0
-    capsys.readouterr()
+@pytest.mark.parametrize("model", ["model", "org/name"])
+def test_what_is_written_compiles(folder, model, hardware, method, capsys):
+    assert init("--model", model, *FLAGS[2:-1], method, *hardware) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    known = model == "model" and ("--gpu" in hardware or "--cpu" in hardware)
+    strategy = json.loads(Path("recipe.json").read_text())["strategy"]["type"]
+    assert (strategy == "auto") == known == ("The strategy is a guess." not in out)
     assert cli.main(["check", "recipe.json", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["problems"] == [], "no warning either"
     assert cli.main(["compile", "recipe.json", "-o", "out"]) == 0
     assert jsonschema.Draft202012Validator(load_schema()).is_valid(json.loads(Path("recipe.json").read_text()))
 
 
-def test_several_machines(folder, capsys):
-    Path("hosts").write_text("node1 slots=4\nnode2 slots=4\n")
+def test_several_machines(folder):
     assert init(*FLAGS, "--hostfile", "hosts") == 0
     recipe = json.loads(Path("recipe.json").read_text())
     assert recipe["cluster"] == {"device": "cuda", "hostfile": "hosts"}
     assert recipe["training"]["global_batch_size"] == 8
-    assert cli.main(["compile", "recipe.json", "-o", "out"]) == 0
+
+
+def test_what_only_the_recipe_can_mend_is_reported_and_the_recipe_written(folder, capsys):
+    """A base model without a chat template; one that is too large; fewer rows than processes."""
+    workshop = Workshop(folder)
+    workshop.model("base", template=None)
+    workshop.model("large", vocab_size=2**28)
+    assert init("base.json", "--model", "base", *FLAGS[2:], "--cpu") == 2
+    assert "base.json:4:21: error[no-chat-template]" in capsys.readouterr().err
+    recipe = json.loads(Path("base.json").read_text())
+    recipe["data"]["chat_template"] = "chatml.jinja"
+    workshop.write("base.json", recipe)
+    workshop.write("chatml.jinja", "{{ messages }}")
+    assert cli.main(["check", "base.json"]) == 0
+    assert init("large.json", "--model", "large", *FLAGS[2:], "--gpu", "l4") == 2
+    assert "error[does-not-fit]" in capsys.readouterr().err and Path("large.json").exists()
+    workshop.write("rows.json", [{"instruction": "Hi", "output": "Hello"}] * 3)
+    assert init("few.json", *FLAGS, "--gpu", "l4", "--gpus-per-node", "8") == 0
+    assert "warning[few-rows]" in capsys.readouterr().err
 
 
 def test_every_field_is_printed_with_its_meaning(folder, capsys):
