@@ -30,7 +30,7 @@ def find_result(source: Path) -> Path:
 def load_result(source: Path) -> tuple[torch.nn.Module, AutoTokenizer]:
     """The trained model, an adapter merged into its base, and its tokenizer. Raises DsftError for another folder."""
     folder = find_result(source)
-    quieten_libraries()
+    quieten_libraries("cpu")
     try:
         if (folder / "adapter_config.json").is_file():
             from peft import AutoPeftModelForCausalLM

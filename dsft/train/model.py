@@ -21,12 +21,14 @@ def load_tokenizer(plan: Plan) -> PreTrainedTokenizerBase:
         raise failed("model-load", f"no tokenizer from {model.path}: {_first_line(error)}") from error
     if plan.data.chat_template is not None:
         tokenizer.chat_template = plan.data.chat_template
-    if tokenizer.chat_template is None:
+    try:
+        tokenizer.get_chat_template()
+    except ValueError as error:  # it has none, or some for other uses only
         raise refused(
             "no-chat-template",
             f"the tokenizer of {model.path} has no chat template, so rows cannot be put into the model's words",
             help="name a file with a Jinja template in data.chat_template",
-        )
+        ) from error
     return tokenizer
 
 

@@ -27,18 +27,16 @@ from dsft.train.world import World, on_main
 METRICS = "metrics.jsonl"
 
 
-def quieten_libraries() -> None:
+def quieten_libraries(device: str) -> None:
     """Progress bars, notices and deprecation warnings of libraries are not the user's business."""
+    os.environ["DS_ACCELERATOR"] = device  # peft imports deepspeed, which looks for its device aloud unless it is told
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     warnings.filterwarnings("ignore")
     for name in ("transformers", "datasets", "peft", "accelerate", "DeepSpeed", "torch"):
         logging.getLogger(name).setLevel(logging.ERROR)
     import datasets
-    import torch
     import transformers
 
-    # peft imports deepspeed, which looks for its device aloud unless it is told.
-    os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     datasets.disable_progress_bars()

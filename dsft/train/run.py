@@ -36,7 +36,7 @@ def run(plan: Plan, directory: Path, world: World) -> Path:
     `directory` is the compiled folder, where deepspeed.json is. Raises DsftError, on every rank the same.
     """
     started = time.perf_counter()
-    report.quieten_libraries()
+    report.quieten_libraries(plan.cluster.device)
     lock = on_main(world, _lock, Path(plan.checkpoint.output_dir))
     try:
         return _run(plan, directory, world, started)

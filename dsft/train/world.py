@@ -135,7 +135,6 @@ def join(plan: Plan) -> World:
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", plan.cluster.processes_per_node))
     cpu = plan.cluster.device == "cpu"
-    os.environ["DS_ACCELERATOR"] = plan.cluster.device  # peft imports deepspeed, which would look for one aloud
     if cpu:
         # One rule for all launchers (torchrun would set 1, others leave every core to every process).
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from dsft.errors import DsftError
 from dsft.train.export import export, load_result
 from dsft.train.generate import answer, generate
+from dsft.train.model import load_tokenizer
 from dsft.train.result import check_adapter, check_finite, check_model
 
 SHARDED = {"fsdp": ("fsdp", None), "zero3": ("deepspeed", 3)}
@@ -131,9 +132,33 @@ def test_export_overwrites_nothing_and_names_what_it_needs(model, tmp_path):
     assert caught.value.problems[0].kind == "no-model"
 
 
-def test_a_template_of_the_recipe_is_saved_with_the_result(model):
-    from dsft.train.model import load_tokenizer
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_a_template_of_the_recipe_is_saved_with_the_result(trained, tmp_path, method):
+    """The model has none. What is loaded again renders to the byte what was trained on, in the result and exported."""
+    model = tiny.write_model(tmp_path / "model", tokens=tiny.tokenizer(template=None))
+    data = tiny.write_rows(tmp_path / "rows.json", 4)
+    template = tiny.CHATML.replace("<|im_start|>", "<|im_start|>→\t") + "{# ours #}\r\n\n"
+    plan = tiny.change(
+        tiny.plan(model, data, tmp_path / "out", method=method, updates=1, warmup_updates=0), "data", chat_template=template
+    )
+    run = trained(plan)
+    ours = load_tokenizer(plan)
+    messages = [{"role": role, "content": f"  the {role}\u2028\r\n "} for role in ("system", "user", "assistant", "user")]
+    for folder in (run.output / ("adapter" if method == "lora" else "model"), export(run.output, tmp_path / "merged")):
+        again = AutoTokenizer.from_pretrained(folder)
+        for options in ({}, {"add_generation_prompt": True}):
+            text = ours.apply_chat_template(messages, tokenize=False, **options)
+            assert again.apply_chat_template(messages, tokenize=False, **options) == text
+            assert again(text)["input_ids"] == ours(text)["input_ids"]
+        assert "→\tassistant" in text
 
-    template = tiny.CHATML + "{# ours #}"
-    plan = tiny.change(tiny.plan(model, tiny.write_rows(model / "rows.json", 2), model), "data", chat_template=template)
-    assert load_tokenizer(plan).chat_template == template
+
+@pytest.mark.parametrize("template", [None, {"rag": tiny.CHATML}], ids=["none", "for another use"])
+def test_a_tokenizer_without_a_template_for_chats_is_refused(tmp_path, template):
+    """As of a model that the compiler could not look at."""
+    tiny.tokenizer(template=template).save_pretrained(tmp_path)
+    plan = tiny.plan(tmp_path, tiny.write_rows(tmp_path / "rows.json", 2), tmp_path)
+    with pytest.raises(DsftError) as caught:
+        load_tokenizer(plan)
+    assert caught.value.problems[0].kind == "no-chat-template"

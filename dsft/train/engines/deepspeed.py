@@ -104,22 +104,14 @@ def write_moments(wrapped: Wrapped, moments: Mapping[str, Mapping[str, torch.Ten
 
 def _set(parameter: nn.Parameter, whole: torch.Tensor, key: str | None = None) -> None:
     """Puts a whole fp32 weight, or the optimizer state `key` of it, into this rank's part of the masters."""
-    from deepspeed import utils
-
     if not hasattr(parameter, "ds_id"):  # ZeRO-1 and 2
-        if key is None:
-            utils.safe_set_full_fp32_param(parameter, whole)
-        else:
-            utils.safe_set_full_optimizer_state(parameter, whole, key)
+        parameter.set_full_hp_param(whole, key)
         return
-    # ZeRO-3 pads parameters to equal parts, which safe_set_full_* forgets: the last rank would read past the end.
+    # ZeRO-3 pads parameters to equal parts, which its own set_full_hp_param forgets: the last rank would read past the end.
     size = parameter.partition_numel()
     padded = torch.nn.functional.pad(whole.flatten(), (0, size * dist.get_world_size() - whole.numel()))
     part = padded.narrow(0, size * dist.get_rank(), size)
-    if key is None:
-        utils.safe_set_local_fp32_param(parameter, part)
-    else:
-        utils.safe_set_local_optimizer_state(parameter, part, key)
+    parameter._z3_optimizer.set_local_hp_param(part, parameter, key)
 
 
 def _map_states(zero) -> None:
