@@ -7,14 +7,13 @@ them. Its names are read from its source, for importing it takes seconds; and on
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from dsft.errors import DsftError, Problem
+from dsft.plan.versions import installed_versions
 from dsft.recipe.record import Recipe
 
 VERSION = "0.19.8"
@@ -91,7 +90,7 @@ def _unknown(recipe: Recipe, config: Mapping[str, Any]) -> Iterator[Problem]:
         if names[block] and key not in names[block]:
             yield Problem(
                 "unknown-key",
-                f'DeepSpeed {metadata.version("deepspeed")}, which is installed, has no key "{key}" in '
+                f'DeepSpeed {installed_versions().get("deepspeed", "")}, which is installed, has no key "{key}" in '
                 f'"{".".join(("strategy.config", *path[:-1]))}"',
                 recipe.where_key("strategy", "config", *path),
                 f"remove it, or install DeepSpeed {VERSION}",
@@ -111,6 +110,8 @@ def _installed_names(package: Path, block: str) -> set[str]:
 
     Empty where there are no such sources: a DeepSpeed of another make says nothing about its keys.
     """
+    import ast  # seldom needed, and slow to load
+
     names: set[str] = set()
     for source in _SOURCES[block]:
         path = package / source

@@ -6,7 +6,6 @@ importlib.metadata gives the same in ten times the time: it loads an e-mail pars
 from __future__ import annotations
 
 import os
-import platform
 import sys
 
 PACKAGES = ("dsft", "torch", "deepspeed", "accelerate", "transformers", "peft", "datasets", "safetensors")
@@ -23,7 +22,7 @@ def installed_versions() -> dict[str, str]:
             name, dash, version = entry.removesuffix(".dist-info").partition("-")
             if dash and entry.endswith(".dist-info"):
                 found.setdefault(name.lower(), version.partition("+")[0])
-    python = ".".join(platform.python_version_tuple()[:2])
+    python = "{}.{}".format(*sys.version_info)
     return {"python": python} | {name: found[name] for name in PACKAGES if name in found}
 
 
