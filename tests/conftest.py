@@ -14,7 +14,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--update-golden", action="store_true", help="write tests/golden anew instead of comparing with it"
+        "--update-golden",
+        action="store_true",
+        help="write tests/golden, and what README.md and docs/errors.md show of dsft's output, instead of comparing",
     )
 
 

@@ -17,8 +17,11 @@ from dsft.plan.formats import FORMATS
 from dsft.recipe.schema import load_schema
 
 ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+FILE = ROOT / "README.md"
+README = FILE.read_text(encoding="utf-8")
 EXAMPLE = "recipes/smollm2-alpaca-lora.json"
+PLANNED = "recipes/qwen3-8b.json"
+COMMIT = "0" * 40
 SLIPS = {'"learning_rate"': '"learning_rte"', '"ddp"': '"dp"', '"global_batch_size": 16': '"global_batch_size": 18'}
 
 
@@ -32,9 +35,10 @@ def section(title: str) -> str:
 
 
 def rows(title: str) -> list[list[str]]:
-    """The cells of the table in a section, without its head."""
-    lines = [line.strip("|").split("|") for line in section(title).splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line] for line in lines[2:]]
+    """The cells of the tables in a section, without their heads."""
+    bodies = re.sub(r"^\|.*\n\| ---.*\n", "", section(title), flags=re.MULTILINE)
+    lines = [line.strip("|").split("|") for line in bodies.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line] for line in lines]
 
 
 def code(text: str) -> list[str]:
@@ -51,18 +55,29 @@ def commands(program: str) -> list[list[str]]:
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch) -> Path:
-    """A copy of what the commands read, with a stand-in for the model; the working directory."""
+    """A copy of what the commands read, of models their configuration alone; the working directory."""
     for folder in ("recipes", "hostfiles", "data"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
+    (tmp_path / "build" / "data").mkdir(parents=True)
+    shutil.copy(ROOT / "data" / "identity.json", tmp_path / "build" / "data")
+    published = json.loads((ROOT / "tests" / "plan" / "configs" / "published.json").read_text())
+    configs = {each["name"]: json.dumps(each["config"]) for each in published}
     model = tmp_path / "build" / "models" / "SmolLM2-135M-Instruct"
     model.mkdir(parents=True)
-    (model / "config.json").write_text("{}\n")
+    (model / "config.json").write_text(configs["HuggingFaceTB/SmolLM2-135M"])
+    cached = tmp_path / "hub" / "models--Qwen--Qwen3-8B"  # as `hf download` leaves it
+    (cached / "snapshots" / COMMIT).mkdir(parents=True)
+    (cached / "snapshots" / COMMIT / "config.json").write_text(configs["Qwen/Qwen3-8B"])
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(COMMIT)
+    (tmp_path / PLANNED).write_text(next(block for block in blocks("json") if '"qwen3-8b"' in block))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def test_every_command_is_of_a_kind_that_is_tested():
-    known = {"make", "dsft", "torchrun", "accelerate", "deepspeed", ".venv/bin/python", "python3", ".", "pip"}
+    known = {"make", "dsft", "torchrun", "accelerate", "deepspeed", "hf", ".venv/bin/python", "python3", ".", "pip"}
     assert {shlex.split(line)[0] for line in COMMANDS} == known
 
 
@@ -70,7 +85,7 @@ def test_every_command_is_of_a_kind_that_is_tested():
 def test_dsft_commands(argv, repository):
     """Those that load no torch are run, a launch as far as what it would start; of the others the usage is checked."""
     arguments = argv[1:]
-    if arguments[0] in ("check", "compile"):
+    if arguments[0] in ("check", "compile", "diff", "explain", "init", "plan"):
         assert cli.main(arguments) == 0
     elif arguments[0] == "launch":
         assert cli.main([*arguments, "--dry-run"]) == 0
@@ -79,10 +94,20 @@ def test_dsft_commands(argv, repository):
 
 
 def test_commands_within_sentences():
+    parser = cli._parser()
     for text in INLINE:
-        if text.startswith("dsft "):
-            recipe = [] if text == "dsft schema" or "recipes/" in text else ["recipe.json"]
-            cli._parser().parse_args([*shlex.split(text)[1:], *recipe])
+        words = shlex.split(text)
+        if words[0] == "dsft":
+            takes_recipe = words[1] in ("check", "compile", "launch") and not any("/" in word for word in words)
+            parser.parse_args([*words[1:], *["recipe.json"] * takes_recipe])
+
+
+def test_flags_within_sentences():
+    """Flags that stand alone are of the command that the section is about."""
+    for title, command in (("Your own data", ["init"]), ("Errors", ["check", "r"]), ("What fits", ["plan", "r"])):
+        for text in code(section(title)):
+            if text.startswith("--"):
+                cli._parser().parse_args([*command, *shlex.split(text)])
 
 
 def test_start_commands_are_those_that_compile_writes(repository):
@@ -151,7 +176,7 @@ def test_batch_arithmetic(repository, capsys):
 
 
 def test_example_rows():
-    alpaca, messages = (json.loads(block) for block in blocks("json")[1:])
+    alpaca, messages = (json.loads(block) for block in blocks("json")[1:3])
     assert [message["role"] for message in FORMATS["alpaca"](alpaca)] == ["system", "user", "assistant"]
     assert len(FORMATS["messages"](messages)) == 2
 
@@ -166,6 +191,21 @@ def test_errors_are_what_a_user_sees(repository, capsys):
     assert capsys.readouterr().err == blocks("text")[0]
 
 
+def test_the_plan_is_what_a_user_sees(repository, capsys, update_golden):
+    assert cli.main(["plan", PLANNED]) == 0
+    shown, said = blocks("text")[1], capsys.readouterr().out
+    if update_golden:
+        FILE.write_text(README.replace(shown, said), encoding="utf-8")
+    else:
+        assert shown == said, "if the change is meant: pytest --update-golden"
+
+
+def test_plans_for_other_machines(repository, capsys):
+    (inline,) = [shlex.split(text) for text in INLINE if text.startswith("dsft plan")]
+    assert cli.main([*inline[1:], "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["cluster"]["hosts"]) == 2
+
+
 def test_exit_codes():
     said = [int(row[0]) for row in rows("Errors")]
     assert said == [0, errors.EXIT_FAILED, errors.EXIT_USAGE, errors.EXIT_INTERRUPTED]
@@ -178,13 +218,31 @@ def test_compiled_files_are_all_named():
 def test_strategies_are_all_named(repository):
     properties = load_schema()["properties"]["strategy"]
     stages = properties["then"]["properties"]["zero_stage"]["enum"]
-    named = [json.loads(code(row[0])[0]) for row in rows("Strategies")]
-    plain = [{"type": name} for name in properties["properties"]["type"]["enum"] if name != "deepspeed"]
+    named = [json.loads(code(row[0])[0]) for row in rows("Strategies") if len(row) == 7]
+    plain = [{"type": name} for name in properties["properties"]["type"]["enum"] if name not in ("auto", "deepspeed")]
     zero = [{"type": "deepspeed", "zero_stage": stage} for stage in stages]
     assert sorted(map(json.dumps, named)) == sorted(map(json.dumps, plain + zero))
-    for strategy in named:
+    assert '`{"type": "auto"}`' in section("Strategies")
+    for strategy in [*named, {"type": "auto"}]:
         one = ["--set", "cluster.processes_per_node=1"] if strategy["type"] == "single" else []
         assert cli.main(["check", EXAMPLE, "--set", f"strategy={json.dumps(strategy)}", *one]) == 0
+
+
+def test_fields_of_strategies_are_all_named(repository, capsys):
+    """Each in a row of its own, with the strategies that take it."""
+    fields = [row for row in rows("Strategies") if len(row) == 4]
+    named = [json.loads(f"{{{code(row[0])[0]}}}") for row in fields]
+    schema = load_schema()["properties"]["strategy"]
+    branches = [schema["then"], schema["else"]["then"]]
+    assert sorted(name for field in named for name in field) == sorted(
+        name for branch in branches for name in branch["properties"] if name not in ("type", "zero_stage", "config")
+    )
+    two = ["--set", "cluster.device=cuda", "--set", "cluster.hostfile=hostfiles/two_nodes"]
+    for row, field in zip(fields, named, strict=True):
+        stage = {"zero_stage": 3} if "deepspeed" in row[1] else {}
+        strategy = {"type": code(row[1])[0], **stage, **field}
+        assert cli.main(["check", EXAMPLE, "--set", f"strategy={json.dumps(strategy)}", *two]) == 0
+        assert capsys.readouterr().err == ""
 
 
 def test_metrics_fields():
@@ -196,7 +254,7 @@ def test_metrics_fields():
 
 
 def test_files_exist():
-    folders = ("dsft", "tests", "recipes", "hostfiles", "scripts", "schemas", "data", ".ci")
+    folders = ("dsft", "tests", "recipes", "hostfiles", "scripts", "schemas", "data", "docs", ".ci")
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", README) if "://" not in link]
     named = [text for text in INLINE if text.split("/")[0] in folders and "/" in text and " " not in text]
     assert len(links) > 5 and len(named) > 10
