@@ -9,6 +9,7 @@ import argparse
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -316,7 +317,7 @@ def _parser() -> argparse.ArgumentParser:
             metavar="KEY=VALUE",
             action="append",
             default=[],
-            help="say a value of the recipe anew, as in training.max_steps=5; VALUE is JSON, or text",
+            help="change a value of the recipe, as in training.max_steps=5; VALUE is JSON, or else text; may be repeated",
         )
 
     def takes_format(sub: argparse.ArgumentParser) -> None:
@@ -331,51 +332,53 @@ def _parser() -> argparse.ArgumentParser:
             "--json", action="store_const", dest="report_as", const="json", help="the same as --format json"
         )
 
+    # In the order in which they are first used.
+    sub = command(init, "init")
+    sub.add_argument("file", metavar="FILE", type=Path, nargs="?", default="recipe.json", help="default: recipe.json")
+    sub.add_argument("--model", metavar="MODEL", help="a model's folder, or an id of the Hugging Face hub")
+    sub.add_argument("--data", metavar="FILE", help="a file of rows: a JSON array, or JSON Lines")
+    sub.add_argument("--format", metavar="FORMAT", help="alpaca or messages (default: by the first row)")
+    sub.add_argument("--method", metavar="METHOD", help="lora (adapters) or full (all weights)")
+    sub.add_argument("--cpu", action="store_true", help="train on the CPU")
+    sub.add_argument("--gpu", metavar="NAME", help="the kind of GPU, as in h100-80gb; another name lists all")
+    sub.add_argument(
+        "--gpus-per-node", metavar="N", type=_positive, help="GPUs (with --cpu: processes) in each machine (default: 1)"
+    )
+    sub.add_argument("--hostfile", metavar="FILE", help="the machines, where there are several")
     sub = command(check, "check")
     takes_recipe(sub)
     takes_format(sub)
-    sub = command(compile_, "compile")
-    takes_recipe(sub)
-    sub.add_argument("-o", "--output", metavar="DIR", help="where the files go (default: build/NAME)")
+    sub = command(explain, "explain")
+    sub.add_argument("kind", metavar="KIND", nargs="?", help="the name in brackets, as in unknown-key; without it, all")
     sub = command(plan, "plan")
     takes_recipe(sub)
     sub.add_argument("--gpu", metavar="NAME", help="plan for this kind of GPU in place of the recipe's")
-    sub.add_argument("--nodes", metavar="N", type=_positive, help="plan for so many machines of that kind")
+    sub.add_argument("--nodes", metavar="N", type=_positive, help="plan for N machines in place of the recipe's")
     sub.add_argument("--json", action="store_true", help="print every alternative as JSON")
     sub = command(diff, "diff")
     sub.add_argument("old", metavar="A", help="a recipe, or a compiled folder")
     sub.add_argument("new", metavar="B", help="another one")
-    sub.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="say a value of both anew")
+    sub.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="change a value of both")
     sub.add_argument("--json", action="store_true", help="print the changes as JSON")
+    sub = command(compile_, "compile")
+    takes_recipe(sub)
+    sub.add_argument("-o", "--output", metavar="DIR", help="where the files go (default: build/NAME)")
     sub = command(launch, "launch")
     takes_recipe(sub)
     sub.add_argument("-o", "--output", metavar="DIR", help="where the files go (default: build/NAME)")
     sub.add_argument("--dry-run", action="store_true", help="print what would be started; write and start nothing")
-    sub = command(export, "export")
-    sub.add_argument("source", metavar="FROM", type=Path, help="a run's folder, an adapter or a model")
-    sub.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="the new model folder")
     sub = command(generate, "generate")
     sub.add_argument("model", metavar="MODEL", type=Path, help="a run's folder, an adapter or a model")
     sub.add_argument("prompt", metavar="PROMPT", help="what the user says")
     sub.add_argument("--max-new-tokens", metavar="N", type=_positive, default=256, help="longest answer (default: 256)")
+    sub = command(export, "export")
+    sub.add_argument("source", metavar="FROM", type=Path, help="a run's folder, an adapter or a model")
+    sub.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="the new model folder")
     command(schema, "schema")
-    sub = command(init, "init")
-    sub.add_argument("file", metavar="FILE", type=Path, nargs="?", default="recipe.json", help="default: recipe.json")
-    sub.add_argument("--model", metavar="MODEL", help="a model's folder, or an id of the Hugging Face hub")
-    sub.add_argument("--data", metavar="FILE", help="a file of rows")
-    sub.add_argument("--format", metavar="FORMAT", help="alpaca or messages (default: by the first row)")
-    sub.add_argument("--method", metavar="METHOD", help="lora or full")
-    sub.add_argument("--cpu", action="store_true", help="train on the CPU")
-    sub.add_argument("--gpu", metavar="NAME", help="the kind of GPU, as in h100-80gb; dsft schema names all")
-    sub.add_argument("--gpus-per-node", metavar="N", type=_positive, help="GPUs in each machine (default: 1)")
-    sub.add_argument("--hostfile", metavar="FILE", help="the machines, where there are several")
-    sub = command(explain, "explain")
-    sub.add_argument("kind", metavar="KIND", nargs="?", help="the name in brackets, as in unknown-key; without it, all")
     return parser
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
-    return number
+    if not re.fullmatch("0*[1-9][0-9]{0,8}", text):
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
+    return int(text)

@@ -145,6 +145,13 @@ def test_usage(arguments, capsys):
     assert "usage: dsft" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("number", ["0", "-1", "x", "1.5", "9" * 5000])
+def test_a_count_is_a_whole_number_above_0(number, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["plan", "recipe.json", f"--nodes={number}"])
+    assert "is not a whole number above 0" in capsys.readouterr().err
+
+
 def test_version(capsys):
     with pytest.raises(SystemExit) as caught:
         cli.main(["--version"])
