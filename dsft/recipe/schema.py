@@ -26,10 +26,11 @@ from collections.abc import Iterator
 from pathlib import Path as FilePath
 from typing import Any
 
+import jsonschema
+
 from dsft.errors import DsftError, Problem
 from dsft.recipe.record import Path
 from dsft.recipe.text import MAX_PROBLEMS, Node, Source, parse
-from dsft.recipe.validate import Error, errors, is_type, is_valid, referred
 from dsft.shipped import shipped
 
 _TYPES = {
@@ -54,16 +55,16 @@ def load_schema() -> dict[str, Any]:
 
 def check(tree: Node) -> tuple[dict[str, Any], list[Problem], set[Path]]:
     """The complete values of `tree`, what is wrong with it, and the paths of wrong or missing values."""
-    whole = load_schema()
+    validator = jsonschema.Draft202012Validator(load_schema())
     found: dict[Path, Problem] = {}  # the first word on a path is the last
     broken = set(_broken(tree))
     wrong = set(broken)
     said = tree.plain()
     if isinstance(said, dict) and isinstance(said.get("extends"), str) and said["extends"]:
         said["extends"] = None  # followed: `tree` is all of the recipe
-    first = itertools.islice(errors(whole, said, whole), MAX_PROBLEMS + 1)
+    errors = itertools.islice(validator.iter_errors(said), MAX_PROBLEMS + 1)
     # Missing keys last: one that is said misspelt or in another place is not missing.
-    in_turn = sorted(first, key=lambda error: error.keyword == "required")
+    in_turn = sorted(errors, key=lambda error: error.validator == "required")
     problems = (item for error in in_turn for item in _problems(tree, error, wrong))
     for path, problem in itertools.islice(problems, MAX_PROBLEMS + 1):
         is_key = problem.kind in ("unknown-key", "refused-key")
@@ -75,7 +76,7 @@ def check(tree: Node) -> tuple[dict[str, Any], list[Problem], set[Path]]:
         found[path] = problem
         # Without its type nothing else in a section can be checked.
         wrong.update((path, path[:-1]) if path[-1:] == ("type",) else (path,))
-    complete = _complete(whole, tree)
+    complete = _complete(validator, validator.schema, tree)
     if isinstance(complete, dict):
         complete["extends"] = None  # the bases are merged in
     return complete, list(found.values()), wrong
@@ -94,13 +95,13 @@ def _broken(node: Node, path: Path = ()) -> Iterator[Path]:
 # --- what is wrong ------------------------------------------------------------------------------------------------
 
 
-def _problems(tree: Node, error: Error, wrong: set[Path]) -> Iterator[tuple[Path, Problem]]:
-    """The problems of one error. Adds to `wrong` the key that an unknown one seems to mean."""
-    path = error.path
+def _problems(tree: Node, error: jsonschema.ValidationError, wrong: set[Path]) -> Iterator[tuple[Path, Problem]]:
+    """The problems of one error of jsonschema. Adds to `wrong` the key that an unknown one seems to mean."""
+    path: Path = tuple(error.absolute_path)
     node = _at(tree, path)
-    if error.keyword == "additionalProperties":
+    if error.validator == "additionalProperties":
         known = error.schema["properties"]
-        for key in (key for key in error.value if key not in known):
+        for key in (key for key in error.instance if key not in known):
             place, where = f' in "{dotted(path)}"' if path else "", node.value[key].key.where()
             refusal = error.schema.get("x-refused", {}).get(key)
             if refusal:
@@ -110,9 +111,9 @@ def _problems(tree: Node, error: Error, wrong: set[Path]) -> Iterator[tuple[Path
             if meant:
                 wrong.add(meant)
             yield (*path, key), Problem("unknown-key", f"unknown key {_shown(key)}{place}", where, help)
-    elif error.keyword == "required":
-        for key in error.limit:
-            if key not in error.value and (*path, key) not in wrong:
+    elif error.validator == "required":
+        for key in error.validator_value:
+            if key not in error.instance and (*path, key) not in wrong:
                 place = f'"{dotted(path)}"' if path else "the recipe"
                 help = _describe(key, _field(path, key))
                 yield (*path, key), Problem("missing-key", f'"{key}" is missing in {place}', node.span.where(), help)
@@ -122,13 +123,13 @@ def _problems(tree: Node, error: Error, wrong: set[Path]) -> Iterator[tuple[Path
         yield path, Problem(kind, f"{name} {message}", node.span.where(), help)
 
 
-def _wrong_value(error: Error) -> tuple[str, str, str | None]:
+def _wrong_value(error: jsonschema.ValidationError) -> tuple[str, str, str | None]:
     """(kind, what follows the field's name, help)."""
-    limit, value = error.limit, error.value
+    limit, value = error.validator_value, error.instance
     shown = _shown(value)
     examples = error.schema.get("examples")
     example = f"for example {_shown(examples[0])}" if examples else None
-    match error.keyword:
+    match error.validator:
         case "type":
             types = [limit] if isinstance(limit, str) else limit
             help = None
@@ -138,7 +139,7 @@ def _wrong_value(error: Error) -> tuple[str, str, str | None]:
                 help = _without_null(error.schema)
             return "wrong-type", f"must be {' or '.join(_TYPES[t] for t in types)}, not {shown}", help or example
         case "enum" | "const":
-            return "not-allowed-value", *_not_in(value, [limit] if error.keyword == "const" else limit, error.schema)
+            return "not-allowed-value", *_not_in(value, [limit] if error.validator == "const" else limit, error.schema)
         case "minimum":
             return "out-of-range", f"must be at least {limit}, not {shown}", example
         case "maximum":
@@ -156,7 +157,7 @@ def _wrong_value(error: Error) -> tuple[str, str, str | None]:
         case "pattern":
             help = 'letters, digits, ".", "_" and "-", the first a letter or digit'
             return "not-allowed-value", f"cannot be {shown}", help
-    raise AssertionError(f"the schema uses {error.keyword}, which has no words yet")
+    raise AssertionError(f"the schema uses {error.validator}, which has no words yet")
 
 
 def _not_in(value: Any, allowed: list[Any], schema: dict[str, Any]) -> tuple[str, str]:
@@ -218,6 +219,7 @@ def _reads_as(text: str, types: list[str]) -> bool:
         value = parse(Source("", FilePath()), text).plain()
     except DsftError:
         return False
+    is_type = jsonschema.Draft202012Validator.TYPE_CHECKER.is_type
     return any(is_type(value, name) for name in types)
 
 
@@ -231,8 +233,10 @@ def _at(tree: Node, path: Path) -> Node:
 
 
 def _resolve(schema: Any) -> Any:
-    """`schema`, or what its $ref points at."""
-    return referred(schema["$ref"], load_schema()) if isinstance(schema, dict) and "$ref" in schema else schema
+    """`schema`, or what its $ref points at ("#/$defs/name", the only form in use)."""
+    if isinstance(schema, dict) and "$ref" in schema:
+        return load_schema()["$defs"][schema["$ref"].removeprefix("#/$defs/")]
+    return schema
 
 
 @functools.cache
@@ -278,22 +282,22 @@ def _annotation(field: Any, name: str, otherwise: Any) -> Any:
     return field.get(name, otherwise) if isinstance(field, dict) else otherwise
 
 
-def _applicable(schema: Any, value: Any) -> Iterator[dict[str, Any]]:
+def _applicable(validator: jsonschema.Draft202012Validator, schema: Any, value: Any) -> Iterator[dict[str, Any]]:
     """`schema` and each one beside it that holds for `value`: what $ref names, the branch of an `if` that is taken."""
     if not isinstance(schema, dict):
         return
     yield schema
     if "$ref" in schema:
-        yield from _applicable(_resolve(schema), value)
+        yield from _applicable(validator, _resolve(schema), value)
     if "if" in schema:
-        branch = "then" if is_valid(schema["if"], value, load_schema()) else "else"
-        yield from _applicable(schema.get(branch), value)
+        branch = "then" if validator.evolve(schema=schema["if"]).is_valid(value) else "else"
+        yield from _applicable(validator, schema.get(branch), value)
 
 
-def _complete(schema: Any, node: Node) -> Any:
+def _complete(validator: jsonschema.Draft202012Validator, schema: Any, node: Node) -> Any:
     """The plain value of `node` with every default filled in, paths absolute, and numbers of the schema's type."""
     plain = node.plain()
-    schemas = list(_applicable(schema, plain))
+    schemas = list(_applicable(validator, schema, plain))
     if isinstance(node.value, dict):
         known: dict[str, Any] = {}
         for part in schemas:
@@ -303,13 +307,13 @@ def _complete(schema: Any, node: Node) -> Any:
         result = {}
         for name, field in known.items():
             if name in node.value:
-                result[name] = _complete(field, node.value[name])
+                result[name] = _complete(validator, field, node.value[name])
             elif "default" in field:
-                result[name] = _complete(field, Node(field["default"], node.span))
+                result[name] = _complete(validator, field, Node(field["default"], node.span))
         return result | {name: plain[name] for name in plain if name not in result}
     if isinstance(node.value, tuple):
         items = next((part["items"] for part in schemas if "items" in part), None)
-        return [_complete(items, child) for child in node.value]
+        return [_complete(validator, items, child) for child in node.value]
     for part in schemas:
         if "x-path" in part and isinstance(plain, str):
             return _absolute(plain, node.span.source.folder, part["x-path"])
