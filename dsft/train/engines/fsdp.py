@@ -56,7 +56,9 @@ def _offload(plan: Plan, world: World) -> OffloadPolicy:
 
 
 def accumulating(wrapped: Wrapped, last: bool) -> contextlib.AbstractContextManager:
-    wrapped.model.set_requires_gradient_sync(last)
+    # Every pass is reduced over the ranks that shard: kept whole, gradients would undo what sharding saves. Over the
+    # machines of a hybrid only the sum of all passes travels.
+    wrapped.model.set_requires_all_reduce(last)
     return contextlib.nullcontext()
 
 
