@@ -94,8 +94,8 @@ def sent(facts: ModelFacts, work: Workload, nodes: int) -> list[tuple[str, float
     """What one process sends in an update: (link, bytes, number of collectives).
 
     A ring over n ranks sends (n - 1)/n of the data in an all-gather or a reduce-scatter, twice that in an all-reduce
-    (Rajbhandari et al. 2019, section 7). Gradients travel once an update, under ZeRO-2 and 3 in every pass; weights in
-    every pass under FSDP and ZeRO-3, forward and backward. `link`: "all" ranks, those "inside" a machine, or "between".
+    (Rajbhandari et al. 2019, section 7). Gradients travel once an update, but where they are
+    sharded in every pass; weights in every pass under FSDP and ZeRO-3, forward and backward. `link`: "all" ranks, those "inside" a machine, or "between".
     """
     passes, trained = work.accumulation, work.trained / work.tensor_parallel
     gradients = trained * work.gradient_bytes
@@ -120,7 +120,7 @@ def sent(facts: ModelFacts, work: Workload, nodes: int) -> list[tuple[str, float
         updated = trained * work.compute_bytes
         return [*found, ("all", everywhere * (reductions * gradients + updated), (reductions + 1) * layers)]
     gathers = passes * (2 if work.reshard else 1)
-    reductions = passes if work.engine == "deepspeed" else 1
+    reductions = passes if work.engine == "deepspeed" or work.reduce_every_pass else 1
     link = "inside" if nodes > 1 and work.shards <= work.processes_per_node else "all"
     found.append((link, ring * (gathers * weights + reductions * gradients), (gathers + reductions) * layers))
     if work.shards < ranks:

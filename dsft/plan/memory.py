@@ -81,6 +81,7 @@ class Workload:
     saved_bytes: int = 0  # per token and layer: what a framework keeps besides what is counted here
 
     reshard: bool = True  # fsdp: weights are dropped between forward and backward
+    reduce_every_pass: bool = False  # fsdp: else gradients stay whole until the last pass (no_sync)
     split_root: bool = False  # fsdp: embeddings and head are sharded apart, not as one
     bucket_views: bool = True  # ddp: gradients are views of the buckets that are sent
     zero_bucket: int = ZERO_BUCKET
@@ -242,8 +243,8 @@ def masters(work: Workload) -> float:
 
 def gradients(work: Workload) -> float:
     """All gradients, as they are when the optimizer takes them."""
-    if work.engine == "fsdp" and work.accumulation > 1:
-        # Passes before the last are not reduced: their sum is whole (FSDP2's set_requires_gradient_sync, FSDP1's no_sync).
+    if work.engine == "fsdp" and work.accumulation > 1 and not work.reduce_every_pass:
+        # Their sum is whole (FSDP2's set_requires_gradient_sync, FSDP1's no_sync).
         return work.trained * work.gradient_bytes / work.tensor_parallel
     if work.offload_weights or (work.offload_optimizer and work.zero_stage != 1):
         return 0
@@ -566,6 +567,7 @@ def workload_of(
         attention={"eager": "eager", "flash_attention_2": "flash"}.get(model.attn_implementation, "sdpa"),
         checkpointing="full" if model.gradient_checkpointing else "none",
         reshard=strategy.reshard_after_forward is not False,
+        reduce_every_pass=True,
         zero_bucket=int(zero.get("reduce_bucket_size", ZERO_BUCKET)),
         zero_live=int(zero.get("stage3_max_live_parameters", ZERO_LIVE)),
         offload_optimizer=strategy.offload_optimizer == "cpu" or bool(strategy.cpu_offload),
