@@ -198,7 +198,7 @@ def memory_lines(plan) -> list[str]:
     reason = [f"            {expected.reason}"] if expected.reason else []
     part = f"{expected.device_bytes / expected.capacity_bytes:.0%} of {gib(expected.capacity_bytes)}"
     lines = [*reason, f"  memory    about {gib(expected.device_bytes)} a process, {part}"]
-    if expected.host_bytes:
+    if expected.host_bytes and plan.cluster.device == "cuda":
         lines.append(f"            and {gib(expected.host_bytes)} of each machine's own memory")
     if expected.seconds_per_update is not None:
         lines.append(f"  time      about {expected.seconds_per_update:.2g} s an update, by estimate")

@@ -15,7 +15,8 @@ INTRODUCTION = """\
 # The recipe
 
 All fields of a recipe. `scripts/make_reference.py` writes this page from [schemas/recipe.schema.json](../schemas/recipe.schema.json):
-change a description there, then run it. What the fields do together is in the [README](../README.md); the error kinds are in [errors.md](errors.md).
+change a description there, then run it. What the fields do together is in the [README](../README.md), what fits in memory in
+[planner.md](planner.md), and each error in [errors.md](errors.md).
 
 **In an editor.** `"$schema"`, a path relative to the recipe, makes VS Code and other editors complete keys and values, show these
 descriptions and underline what is wrong. `dsft schema > recipe.schema.json` writes the schema to where a recipe can name it.

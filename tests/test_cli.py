@@ -113,6 +113,13 @@ def test_compile(recipe, tmp_path, capsys):
     assert plan["versions"]["python"] == f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
+def test_compile_tells_the_memory_of_a_gpu_and_of_its_machine(recipe, capsys):
+    for device, machine in ((["--set", "cluster.device=cuda", "--set", "cluster.gpu=l4"], True), ([], False)):
+        assert cli.main(["compile", recipe, *device]) == 0
+        out = capsys.readouterr().out
+        assert "  memory    about " in out and ("of each machine's own memory" in out) == machine
+
+
 def test_compile_goes_to_build(recipe, tmp_path):
     assert cli.main(["compile", recipe]) == 0
     assert (tmp_path / "build" / "tiny" / "plan.json").is_file()
