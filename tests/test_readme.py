@@ -245,6 +245,13 @@ def test_fields_of_strategies_are_all_named(repository, capsys):
         assert capsys.readouterr().err == ""
 
 
+def test_machines_are_selected_as_said(repository, capsys):
+    (said,) = [json.loads(f"{{{text}}}") for text in INLINE if text.startswith('"include"')]
+    cluster = {"device": "cuda", "hostfile": "hostfiles/two_nodes", "processes_per_node": None} | said
+    assert cli.main(["check", EXAMPLE, "--set", f"cluster={json.dumps(cluster)}"]) == 0
+    assert "2 processes on 2 machines" in capsys.readouterr().out
+
+
 def test_metrics_fields():
     fields = code(next(row[1] for row in rows("What a run shows and leaves") if "metrics.jsonl" in row[0]))
     report = ast.parse((ROOT / "dsft" / "train" / "report.py").read_text())
