@@ -65,10 +65,10 @@ class Ranks:
     def _read(process, lines):
         for line in process.stdout:
             lines.put(line)
-        lines.put("@@ended\n")
+        lines.put(f"@@ended {process.wait()}\n")
 
     def run(self, directory: Path) -> list[tuple[str, str]]:
-        """Each rank's outcome ("done", "failed KIND", "crashed", "ended") and what it printed."""
+        """Each rank's outcome ("done", "failed KIND", "crashed", "ended EXIT_CODE") and what it printed."""
         for process in self.processes:
             process.stdin.write(f"{directory}\n")
             process.stdin.flush()
@@ -78,7 +78,7 @@ class Ranks:
             while not (line := lines.get(timeout=TIMEOUT)).startswith("@@"):
                 printed.append(line)
             outcomes.append((line.removeprefix("@@").strip(), "".join(printed)))
-        if any(outcome in ("crashed", "ended") for outcome, _ in outcomes):
+        if any(outcome.startswith(("crashed", "ended")) for outcome, _ in outcomes):
             self.kill()  # a process group with a rank out of step serves nobody
         return outcomes
 
