@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
 
 from dsft.errors import DsftError
+from dsft.recipe.schema import load_schema
 
 DEEPSPEED = {"type": "deepspeed", "zero_stage": 3}
 
@@ -59,3 +63,39 @@ def test_keys_without_effect_do_not_stop_a_plan(workshop):
     strategy = {"type": "deepspeed", "zero_stage": 2, "config": config}
     assert [problem.kind for problem in workshop.warnings(strategy=strategy)] == ["no-effect"]
     assert workshop.plan(strategy=strategy).strategy.config == config
+
+
+REFUSED = load_schema()["properties"]["strategy"]["properties"]["type"]["x-refused"]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_replacement_of_a_refused_strategy_compiles(workshop, name):
+    with pytest.raises(DsftError) as caught:
+        workshop.plan(strategy={"type": name})
+    (problem,) = caught.value.problems
+    assert (problem.kind, problem.help) == ("not-allowed-value", REFUSED[name])
+    fields = re.findall(r'"(zero_stage|offload_\w+|hybrid_shard)": ("\w+"|\w+)', problem.help)
+    written = re.findall(r'"(single|ddp|fsdp|deepspeed)"', problem.help)[0]
+    strategy = {"type": written} | {field: json.loads(value) for field, value in fields}
+    engine = workshop.plan(f"cluster.processes_per_node={1 if written == 'single' else 2}", strategy=strategy).strategy.engine
+    assert engine == written
+
+
+def test_auto_chooses_all_of_the_strategy(workshop):
+    fields = {"zero_stage": 3, "reshard_after_forward": True, "hybrid_shard": True, "config": {}}
+    with pytest.raises(DsftError) as caught:
+        workshop.plan(strategy={"type": "auto"} | fields)
+    assert [problem.kind for problem in caught.value.problems] == ["unknown-key"] * 4
+    assert all('only another "type" of strategy has it' in problem.help for problem in caught.value.problems)
+
+
+@pytest.mark.parametrize(("gpu", "precision", "good"), [("t4", "fp32", True), ("a10g", "bf16", True), ("t4", "bf16", False)])
+def test_the_gpu_computes_in_the_precision(workshop, gpu, precision, good):
+    said = (f"cluster.gpu={gpu}", "cluster.device=cuda", f"training.precision={precision}")
+    if good:
+        assert workshop.plan(*said).training.precision == precision
+        return
+    with pytest.raises(DsftError) as caught:
+        workshop.plan(*said)
+    (problem,) = caught.value.problems
+    assert problem.kind == "precision-device" and "t4" in problem.message
