@@ -12,7 +12,7 @@ import tiny
 from dsft.compile import compile_plan, write
 from dsft.errors import DsftError
 from dsft.plan.versions import installed_versions
-from dsft.train.world import check, forget_launcher
+from dsft.train.world import check, forget_launcher, join
 
 
 @pytest.fixture
@@ -90,6 +90,14 @@ def test_hints_of_launchers_do_not_reach_libraries():
     environment = {"ACCELERATE_USE_FSDP": "true", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true", "RANK": "0", "HOME": "/"}
     forget_launcher(environment)
     assert environment == {"RANK": "0", "HOME": "/"}
+
+
+def test_more_processes_than_gpus_are_refused(plan, monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1000"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(DsftError, match="wants 1000 GPUs on each machine, but [0-9]+ are visible") as caught:
+        join(tiny.change(plan, "cluster", device="cuda"))
+    assert [problem.kind for problem in caught.value.problems] == ["no-device"]
 
 
 def test_a_mismatch_ends_the_process_before_torch_is_imported(plan, tmp_path):
