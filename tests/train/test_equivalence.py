@@ -20,6 +20,7 @@ ENGINES = {
 VARIANTS = {  # the fields of a strategy beyond its engine
     "fsdp-offload": ("fsdp", None, {"cpu_offload": True}),
     "fsdp-hybrid": ("fsdp", None, {"hybrid_shard": True, "machines": 2}),
+    "fsdp-hybrid-offload": ("fsdp", None, {"cpu_offload": True, "hybrid_shard": True, "machines": 2}),
     "zero1-offload": ("deepspeed", 1, {"offload_optimizer": "cpu"}),
     "zero2-offload": ("deepspeed", 2, {"offload_optimizer": "cpu"}),
     "zero3-offload": ("deepspeed", 3, {"offload_optimizer": "cpu"}),
@@ -82,14 +83,20 @@ def test_ten_fp32_updates_follow_one_process(follow, engine, shape, method):
     assert weight_difference(run, reference) < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("variant", "method"),
-    [*((variant, "full") for variant in VARIANTS), ("fsdp-offload", "lora"), ("zero2-offload", "lora"), ("zero3-offload-all", "lora")],
-)  # fmt: skip
-def test_offload_and_hybrid_follow_one_process(follow, variant, method):
-    processes = 4 if variant == "fsdp-hybrid" else 2  # two machines of two
-    reference = follow("single", (1, 2 * processes, 1), method)
-    run = follow(variant, (processes, 1, 2), method)
+OFFLOAD_CASES = [(variant, (2, 1, 2), "full") for variant in VARIANTS if "hybrid" not in variant]
+OFFLOAD_CASES += [(variant, (2, 1, 2), "lora") for variant in ("fsdp-offload", "zero2-offload", "zero3-offload-all")]
+HYBRID_CASES = [  # two machines of two
+    ("fsdp-hybrid", (4, 1, 1), "full"),
+    ("fsdp-hybrid", (4, 1, 2), "full"),
+    ("fsdp-hybrid", (4, 1, 2), "lora"),
+    ("fsdp-hybrid-offload", (4, 1, 2), "full"),
+]
+
+
+@pytest.mark.parametrize(("variant", "shape", "method"), OFFLOAD_CASES + HYBRID_CASES)
+def test_offload_and_hybrid_follow_one_process(follow, variant, shape, method):
+    rows = shape[0] * shape[1] * shape[2]
+    reference, run = follow("single", (1, rows, 1), method), follow(variant, shape, method)
     assert difference(run, reference, "loss") < 1e-6
     assert difference(run, reference, "grad_norm") < 1e-5
     assert weight_difference(run, reference) < 1e-5
