@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import pytest
+from drawn_recipes import furnish, good
+from hypothesis import HealthCheck, Phase, given, settings
+from workshop import workshop
 
 from dsft.compile import compile_plan, write
 from dsft.compile.launchers.common import port
+from dsft.plan import make_plan
+from dsft.recipe import load_recipe
+
+__all__ = ["workshop"]
 
 STRATEGIES = {
     "single": {"engine": "single"},
@@ -42,11 +50,6 @@ def compiled(plan, directory):
 )
 @pytest.mark.parametrize("name", DEEPSPEED)
 def test_deepspeed(make_record, tmp_path, monkeypatch, name, precision, optim, device, max_grad_norm):
-    import torch
-    from deepspeed.runtime import config as reader
-
-    monkeypatch.setattr(reader.dist, "get_rank", lambda *_: 0)
-    monkeypatch.setattr(reader.dist, "get_world_size", lambda *_: 4)
     plan = make_record(
         **STRATEGIES[name],
         world_size=4,
@@ -62,32 +65,54 @@ def test_deepspeed(make_record, tmp_path, monkeypatch, name, precision, optim, d
         },
     )
     compiled(plan, tmp_path)
-    config = reader.DeepSpeedConfig(str(tmp_path / "deepspeed.json"))
+    config = check_deepspeed(plan, tmp_path, monkeypatch)
+    assert (config.train_micro_batch_size_per_gpu, config.train_batch_size) == (2, 8)
+    assert (config.zero_config.reduce_bucket_size, config.zero_config.prefetch_bucket_size) == (12345, 77)
+    assert config.comms_config.comms_logger.enabled and config.dump_state
+    assert (config.flops_profiler_config.enabled, config.flops_profiler_config.profile_step) == (True, 2)
 
-    assert config.world_size == 4  # as the reader checks the batch sizes against it
-    assert config.train_micro_batch_size_per_gpu == plan.batch.per_device == 2
+
+def check_deepspeed(plan, directory, monkeypatch):
+    """What DeepSpeed makes of the compiled deepspeed.json is what the plan decides, and what the recipe adds."""
+    import torch
+    from deepspeed.runtime import config as reader
+
+    monkeypatch.setattr(reader.dist, "get_rank", lambda *_: 0)
+    monkeypatch.setattr(reader.dist, "get_world_size", lambda *_: plan.batch.world_size)
+    config = reader.DeepSpeedConfig(str(directory / "deepspeed.json"))
+    training, strategy, zero = plan.training, plan.strategy, config.zero_config
+
+    assert config.world_size == plan.batch.world_size  # as the reader checks the batch sizes against it
+    assert config.train_micro_batch_size_per_gpu == plan.batch.per_device
     assert config.gradient_accumulation_steps == 1
-    assert config.train_batch_size == 8
-    assert config.gradient_clipping == (max_grad_norm or 0.0)
-    assert config.bfloat16_config.enabled is (precision == "bf16")
+    assert config.train_batch_size == plan.batch.per_device * plan.batch.world_size
+    assert config.gradient_clipping == (training.max_grad_norm or 0.0)
+    assert config.bfloat16_config.enabled is (training.precision == "bf16")
     assert config.float16_config.enabled is False
     assert config.grad_accum_dtype == "fp32"
     assert config.communication_data_type == torch.float32
-    assert config.zero_allow_untested_optimizer is (optim == "sgd")
+    assert config.zero_allow_untested_optimizer is (training.optim == "sgd")
     assert config.steps_per_print is None and config.optimizer_name is None and config.scheduler_name is None
 
-    zero, strategy = config.zero_config, plan.strategy
     assert config.zero_enabled and zero.stage == strategy.zero_stage
     for block, planned in (
         (zero.offload_optimizer, strategy.offload_optimizer),
         (zero.offload_param, strategy.offload_param),
     ):
         assert (block.device if block else "none") == planned
-        assert block is None or block.pin_memory is (device == "cuda")
+        assert block is None or block.pin_memory is (plan.cluster.device == "cuda")
     assert config.zero_force_ds_cpu_optimizer is (strategy.offload_optimizer == "none")
-    assert (zero.reduce_bucket_size, zero.prefetch_bucket_size) == (12345, 77)
-    assert config.comms_config.comms_logger.enabled and config.dump_state
-    assert (config.flops_profiler_config.enabled, config.flops_profiler_config.profile_step) == (True, 2)
+
+    blocks = {
+        "zero_optimization": zero,
+        "comms_logger": getattr(config.comms_config, "comms_logger", None),  # there where it is said
+        "flops_profiler": config.flops_profiler_config,
+    }
+    for key, said in strategy.config.items():
+        for name, value in said.items() if isinstance(said, Mapping) else ():
+            assert getattr(blocks[key], name.removeprefix("stage3_")) == value
+        assert isinstance(said, Mapping) or getattr(config, key) == said
+    return config
 
 
 def told(plan, directory, node: int):
@@ -205,18 +230,24 @@ def test_accelerator_accepts_the_deepspeed_configuration(make_record, tmp_path, 
 @pytest.mark.parametrize(("world_size", "hosts"), [(2, ("localhost",)), (6, ("node1", "node2", "node3"))])
 @pytest.mark.parametrize("name", SEVERAL)
 def test_torchrun(make_record, tmp_path, name, world_size, hosts):
+    plan = make_record(**STRATEGIES[name], world_size=world_size, hosts=hosts)
+    check_torchrun(plan, compiled(plan, tmp_path).commands["torchrun"], tmp_path)
+
+
+def check_torchrun(plan, commands, directory):
     from torch.distributed.run import config_from_args, parse_args
 
-    plan = make_record(**STRATEGIES[name], world_size=world_size, hosts=hosts)
-    for node, argv in enumerate(compiled(plan, tmp_path).commands["torchrun"]):
+    hosts = plan.cluster.hosts
+    assert len(commands) == len(hosts)
+    for node, argv in enumerate(commands):
         arguments = parse_args(argv[argv.index("torchrun") + 1 :])
         config, _, command = config_from_args(arguments)
         assert (config.min_nodes, config.max_nodes) == (len(hosts), len(hosts))
         assert config.nproc_per_node * config.min_nodes == plan.batch.world_size
-        assert command[-3:] == ["-m", "dsft.train", str(tmp_path / "plan.json")]
+        assert command[-3:] == ["-m", "dsft.train", str(directory / "plan.json")]
         if len(hosts) > 1:
             assert arguments.node_rank == node
-            assert (arguments.master_addr, arguments.master_port) == (hosts[0], port(plan))
+            assert (arguments.master_addr, arguments.master_port) == (hosts[0].name, port(plan))
         else:
             assert arguments.standalone
 
@@ -224,16 +255,49 @@ def test_torchrun(make_record, tmp_path, name, world_size, hosts):
 @pytest.mark.parametrize(("world_size", "hosts"), [(2, ("localhost",)), (6, ("node1", "node2", "node3"))])
 @pytest.mark.parametrize("name", SEVERAL)
 def test_deepspeed_launcher(make_record, tmp_path, name, world_size, hosts):
-    from deepspeed.launcher.runner import fetch_hostfile, parse_args
-
     plan = make_record(**STRATEGIES[name], world_size=world_size, hosts=hosts)
     (argv,) = compiled(plan, tmp_path).commands["deepspeed"]
+    check_deepspeed_launcher(plan, argv, tmp_path)
+
+
+def check_deepspeed_launcher(plan, argv, directory):
+    from deepspeed.launcher.runner import fetch_hostfile, parse_args, parse_inclusion_exclusion
+
+    hosts = plan.cluster.hosts
     arguments = parse_args(list(argv[argv.index("deepspeed") + 1 :]))
-    assert fetch_hostfile(arguments.hostfile) == {host: plan.cluster.processes_per_node for host in hosts}
-    assert arguments.master_addr == ("127.0.0.1" if len(hosts) == 1 else hosts[0])
+    pool = fetch_hostfile(arguments.hostfile)
+    assert parse_inclusion_exclusion(pool, arguments.include, arguments.exclude) == {
+        f"{host.user}@{host.name}" if host.user else host.name: list(host.devices or range(host.slots))
+        for host in hosts
+    }
+    assert arguments.master_addr == ("127.0.0.1" if len(hosts) == 1 else hosts[0].name)
     assert arguments.master_port == port(plan)
     assert (arguments.module, arguments.user_script) == (True, "dsft.train")
-    assert arguments.user_args == [str(tmp_path / "plan.json")]
+    assert arguments.user_args == [str(directory / "plan.json")]
+
+
+@pytest.mark.slow
+@settings(
+    deadline=None,
+    max_examples=200,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(good())
+def test_drawn_recipes(workshop, monkeypatch, recipe):
+    furnish(workshop)
+    loaded, directory = load_recipe(workshop.write("recipe.json", json.dumps(recipe))), workshop.folder / "build"
+    plan = make_plan(loaded, versions={}, cwd=workshop.folder, memory=64 << 30)
+    commands = compiled(plan, directory).commands
+    for node in {0, len(plan.cluster.hosts) - 1}:
+        check_accelerate(told(plan, directory, node), plan, directory, node)
+    check_torchrun(plan, commands["torchrun"], directory)
+    for argv in commands["deepspeed"]:  # none for slots of user@host, which its options cannot name
+        check_deepspeed_launcher(plan, argv, directory)
+    if plan.strategy.engine == "deepspeed":
+        check_deepspeed(plan, directory, monkeypatch)
+    else:
+        assert not (directory / "deepspeed.json").exists()
 
 
 def test_the_top_of_deepspeed_json_has_no_key_that_deepspeed_does_not_read(make_record):
