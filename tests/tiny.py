@@ -74,9 +74,14 @@ def write_model(folder: Path, *, tied: bool = True, layers: int = 4, seed: int =
     return folder
 
 
+def data_file(path: Path) -> record.DataFile:
+    content = path.read_bytes()
+    return record.DataFile(str(path), "alpaca", len(json.loads(content)), hashlib.sha256(content).hexdigest())
+
+
 def plan(
     model: Path,
-    data: Path,
+    data: Path | record.DataFile,
     output: Path,
     *,
     engine: str = "single",
@@ -96,20 +101,23 @@ def plan(
     hybrid_shard: bool = False,
     offload_optimizer: str = "none",
     offload_param: str = "none",
+    reshard_after_forward: bool = True,
+    config: dict | None = None,
     machines: int = 1,
     **training,
 ) -> record.Plan:
     """A plan as `dsft.plan.make_plan` would make it, with what a test wants to vary as an argument."""
-    count = len(json.loads(data.read_text()))
+    file = data if isinstance(data, record.DataFile) else data_file(data)
     lora = method == "lora"
     whole = per_device * accumulation * world
-    trained = count - eval_split_rows
+    trained = file.rows - eval_split_rows
     defaults = {
         "learning_rate": 1e-2, "lr_scheduler_type": "linear", "warmup_updates": 2, "optim": "adamw",
         "weight_decay": 0.01, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8, "max_grad_norm": 0.5,
         "precision": "fp32", "seed": 7, "eval_updates": None,
     }  # fmt: skip
-    zero_config = {"zero_optimization": {"stage3_param_persistence_threshold": 0}} if stage == 3 else {}
+    if config is None:  # ZeRO-3 leaves small parameters whole by default: all of a tiny model's
+        config = {"zero_optimization": {"stage3_param_persistence_threshold": 0}} if stage == 3 else {}
     deepspeed, fsdp = engine == "deepspeed", engine == "fsdp"
     return record.Plan(
         name="tiny",
@@ -117,15 +125,15 @@ def plan(
         versions={},
         model=record.Model(str(model), None, "sdpa", False, checkpointing),
         data=record.Data(
-            train=(record.DataFile(str(data), "alpaca", count, hashlib.sha256(data.read_bytes()).hexdigest()),),
-            eval=None, eval_split_rows=eval_split_rows, train_rows=trained, eval_rows=eval_split_rows,
+            train=(file,), eval=None, eval_split_rows=eval_split_rows, train_rows=trained, eval_rows=eval_split_rows,
             max_length=256, chat_template=None,
         ),
         method=record.Method(method, 4 if lora else None, 8 if lora else None, dropout if lora else None,
                              targets if lora else None),
         strategy=record.Strategy(
             engine, stage, offload_optimizer if deepspeed else None, offload_param if deepspeed else None,
-            True if fsdp else None, cpu_offload if fsdp else None, hybrid_shard if fsdp else None, zero_config,
+            reshard_after_forward if fsdp else None, cpu_offload if fsdp else None, hybrid_shard if fsdp else None,
+            config,
         ),
         batch=record.Batch(world, per_device, accumulation, whole),
         training=record.Training(updates_per_epoch=-(-trained // whole), total_updates=updates,

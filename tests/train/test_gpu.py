@@ -38,6 +38,7 @@ STRATEGIES = {
     "zero3-offload": {"engine": "deepspeed", "stage": 3, **OFFLOAD_ALL},
 }
 
+
 def losses(plan, folder) -> list[float]:
     """Runs the plan as `python -m dsft.train`, and returns the loss of each update that its metrics tell of."""
     plan = tiny.change(plan, "cluster", device=DEVICE)
@@ -66,7 +67,13 @@ def reference(model, data, tmp_path_factory):
 def test_ten_updates_on_a_gpu_follow_one_process(reference, model, data, tmp_path, name, method, precision):
     """Two passes an update, for each engine accumulates in its own way; then the last five updates once more."""
     output = tmp_path / "out"
-    options = OPTIONS | {"method": method, "precision": precision, "per_device": 2, "accumulation": 2, "save_updates": 5}
+    options = OPTIONS | {
+        "method": method,
+        "precision": precision,
+        "per_device": 2,
+        "accumulation": 2,
+        "save_updates": 5,
+    }
     plan = tiny.plan(model, data, output, **STRATEGIES[name], **options)
     expected = pytest.approx(reference(method, precision), rel=1e-5 if precision == "fp32" else 5e-3)
     assert losses(plan, tmp_path) == expected
