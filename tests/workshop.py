@@ -24,6 +24,7 @@ COMPLETE = {
     "cluster": {"device": "cpu", "processes_per_node": 2},
 }
 
+PUBLISHED = Path(__file__).parent / "plan" / "configs" / "published.json"
 
 # A Llama of 42 thousand parameters.
 CONFIG = {
@@ -55,6 +56,15 @@ class Workshop:
         (path / "config.json").write_text(json.dumps(CONFIG | changes))
         (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template} if template else {}))
         return path
+
+    def published(self, name: str) -> str:
+        """The folder of a published model: its configuration, without weights."""
+        config = next(each["config"] for each in json.loads(PUBLISHED.read_text()) if each["name"] == name)
+        path = self.folder / name.replace("/", "--")
+        path.mkdir(exist_ok=True)
+        (path / "config.json").write_text(json.dumps(config))
+        (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+        return str(path)
 
     def write(self, name: str, recipe: dict | str) -> Path:
         path = self.folder / name

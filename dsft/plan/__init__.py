@@ -21,6 +21,7 @@ from dsft.plan.choose import Choice, Comparison, Job, choose, every_way, open_wa
 from dsft.plan.cluster import plan_cluster, plan_hosts
 from dsft.plan.data import plan_data
 from dsft.plan.deepspeed_keys import check_deepspeed_keys
+from dsft.plan.describe import GIB
 from dsft.plan.disk import check_disk
 from dsft.plan.gpus import GPUS
 from dsft.plan.machine import machine_memory
@@ -48,12 +49,12 @@ def make_plan(
 
     Raises DsftError with all that is wrong: what the schema and the rules found, and what is wrong with the files.
     """
-    memory = machine_memory() if memory is None else memory
     attempt = Attempt(recipe.problems)
     basis = attempt(_basis, recipe, attempt)
     checkpoint = attempt(_plan_checkpoint, recipe, Path(cwd))
+    memory = machine_memory() if memory is None else memory
     choice = attempt(_choose, recipe, basis, memory, attempt)
-    attempt(check_disk, recipe, checkpoint, choice)
+    attempt(check_disk, recipe, checkpoint, choice, attempt.warn)
     problems = recipe.in_order(attempt.problems)
     if attempt.failed:
         raise DsftError(problems)
@@ -74,7 +75,7 @@ def make_plan(
         logging=record.Logging(recipe.get("logging", "logging_steps"), recipe.get("logging", "tensorboard")),
         cluster=basis.cluster,
         launcher=recipe.get("launcher", "type"),
-        estimate=_estimate(choice, _job(basis, memory)),
+        estimate=_estimate(choice, _job(recipe, basis, memory)),
     )
 
 
@@ -89,7 +90,7 @@ def compare(recipe: Recipe, *, machines: int | None = None) -> tuple[Comparison,
     basis = attempt(_basis, recipe, attempt, machines or 0)
     if attempt.failed:
         raise DsftError(recipe.in_order(attempt.problems))
-    job = _job(basis, memory)
+    job = _job(recipe, basis, memory)
     if job is None:
         raise _unknown(recipe, basis)
     choice = attempt(_choose, recipe, basis, memory, attempt)
@@ -131,10 +132,11 @@ def _basis(recipe: Recipe, attempt: Attempt, machines: int = 0) -> _Basis:
     return _Basis(*parts)
 
 
-def _job(basis: _Basis, memory: int) -> Job | None:
+def _job(recipe: Recipe, basis: _Basis, memory: int) -> Job | None:
     """What the planner works on; None where the model's files are not here or the recipe does not say the GPU."""
-    cluster = basis.cluster
-    capacity = memory // cluster.processes_per_node if cluster.device == "cpu" else None
+    cluster, said = basis.cluster, recipe.get("cluster", "memory_gib")
+    host_memory = None if said is None else int(said * GIB)
+    capacity = (host_memory or memory) // cluster.processes_per_node if cluster.device == "cpu" else None
     if cluster.gpu:
         capacity = GPUS[cluster.gpu].memory
     if capacity is None or basis.found.facts is None:
@@ -148,6 +150,9 @@ def _job(basis: _Basis, memory: int) -> Job | None:
         cluster,
         basis.batches[0].global_batch_size,
         capacity,
+        host_memory,
+        # A new one is whole before the oldest goes.
+        recipe.get("checkpoint", "keep") + 1 if recipe.get("checkpoint", "save_steps") else 0,
     )
 
 
@@ -155,7 +160,7 @@ def _choose(recipe: Recipe, basis: _Basis, memory: int, attempt: Attempt) -> Cho
     """Raises DsftError where nothing fits, or where what is needed to choose is not known."""
     ways = open_ways(recipe, basis.cluster, basis.batches)
     automatic = recipe.get("strategy", "type") == "auto"
-    job = _job(basis, memory)
+    job = _job(recipe, basis, memory)
     if job is None:
         if automatic or len(basis.batches) > 1:
             raise _unknown(recipe, basis)

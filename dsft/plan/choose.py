@@ -22,7 +22,10 @@ from dsft.recipe.record import Recipe, Unusable
 
 RESERVE = 0.10  # of a device's memory, left free for what estimates miss
 DOUBT = 1.20  # a way that the recipe spells out is refused only above this part of the memory: estimates err
-ALIKE = 0.05  # of an update's time: estimates do not tell smaller differences
+ALIKE = 0.10  # of an update's time: estimates do not tell smaller differences
+HOST_PER_GPU = (
+    4  # times its GPUs' memory: as much as machines have at most (DGX H100: 2048 GB to 640); auto goes no further
+)
 MOST_GPUS, MOST_MACHINES = 8, 1024  # in a machine, in a cluster: as far as is looked for what would fit
 LORA = record.Method("lora", 16, 32.0, 0.0, "all-linear")  # the schema's defaults
 
@@ -36,7 +39,9 @@ class Way:
 
 @dataclass(frozen=True)
 class Job:
-    """What all ways have in common. `capacity`: bytes of memory that one process may use."""
+    """What all ways have in common. `capacity`: bytes of memory that one process may use; `host_memory`: bytes that the
+    processes of a machine may use besides that of GPUs, None where the recipe does not say; `checkpoints`: that are on
+    disk at the same time."""
 
     facts: ModelFacts
     model: record.Model
@@ -46,6 +51,8 @@ class Job:
     cluster: record.Cluster
     global_batch_size: int
     capacity: int
+    host_memory: int | None
+    checkpoints: int
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,11 @@ class Outlook:
     way: Way
     memory: Memory
     seconds: float | None  # of an update; None on a CPU, whose speed is not known
-    fits: bool  # with the reserve left free
+    lacks: str | None  # "device memory", of which a reserve stays free, or "host memory"; None where it fits
+
+    @property
+    def fits(self) -> bool:
+        return self.lacks is None
 
 
 @dataclass(frozen=True)
@@ -111,12 +122,23 @@ def every_strategy(cluster: record.Cluster) -> tuple[record.Strategy, ...]:
 
 def outlook(job: Job, way: Way) -> Outlook:
     model = dataclasses.replace(job.model, gradient_checkpointing=way.gradient_checkpointing)
-    work = workload_of(job.facts, model, job.data, job.method, way.strategy, way.batch, job.training, job.cluster)
+    work = workload_of(
+        job.facts, model, job.data, job.method, way.strategy, way.batch, job.training, job.cluster, job.checkpoints
+    )
     memory = estimate(job.facts, work)
     seconds = None
     if job.cluster.gpu:
         seconds = cost.step_time(job.facts, work, GPUS[job.cluster.gpu], len(job.cluster.hosts)).seconds
-    return Outlook(way, memory, seconds, memory.device <= job.capacity * (1 - RESERVE))
+    lacks = None
+    if memory.device > job.capacity * (1 - RESERVE):
+        lacks = "device memory"
+    elif job.cluster.gpu and memory.host > host_memory(job):
+        lacks = "host memory"
+    return Outlook(way, memory, seconds, lacks)
+
+
+def host_memory(job: Job) -> int:
+    return job.host_memory or HOST_PER_GPU * job.capacity * job.cluster.processes_per_node
 
 
 def fastest(outlooks: Iterable[Outlook]) -> Outlook | None:
@@ -137,18 +159,32 @@ def choose(job: Job, ways: list[Way], *, asked_for: bool, where: Where, warn: Ca
     best = fastest(outlooks)
     if best:
         return Choice(best.way, best, _reason(best, outlooks))
-    least = min(outlooks, key=lambda each: each.memory.device)
-    message = (
-        f"{strategy_name(least.way.strategy)} needs about {gib(least.memory.device)} a process; "
-        f"{job.cluster.gpu or 'this machine'} has {gib(job.capacity)}, of which {RESERVE:.0%} should stay free"
-    )
+    least, message, needed = _nearest(job, outlooks)
     would_fit = list(remedies(job))
-    help = f"this would fit: {'; or '.join(would_fit)}" if would_fit else "a smaller model or larger GPUs would fit"
+    help = f"this would fit: {'; or '.join(would_fit)}" if would_fit else "a smaller model or larger machines would fit"
     # A CPU job may be compiled on another machine than it runs on, and it can swap.
-    if job.cluster.gpu and least.memory.device > job.capacity * (DOUBT if asked_for else 1.0):
+    if job.cluster.gpu and needed > (DOUBT if asked_for else 1.0):
         raise refused("does-not-fit", message, where=where, help=help)
     warn(Problem("memory-tight", message, where, help, severity="warning"))
     return Choice(least.way, least, "it needs least, and none leaves the reserve free" if len(ways) > 1 else None)
+
+
+def _nearest(job: Job, outlooks: list[Outlook]) -> tuple[Outlook, str, float]:
+    """The way that is nearest to fitting; what it lacks; the part of the memory there that it needs."""
+    on_device = [each for each in outlooks if each.lacks == "host memory"]
+    if on_device:
+        least = min(on_device, key=lambda each: each.memory.host)
+        needed, there = least.memory.host, host_memory(job)
+        said = "the recipe says" if job.host_memory else f"{HOST_PER_GPU} times its GPUs' memory would be"
+        lacking = f"needs about {gib(needed)} of each machine's own memory; {said} {gib(there)}"
+    else:
+        least = min(outlooks, key=lambda each: each.memory.device)
+        needed, there = least.memory.device, job.capacity
+        device = job.cluster.gpu or "this machine"
+        lacking = (
+            f"needs about {gib(needed)} a process; {device} has {gib(there)}, of which {RESERVE:.0%} should stay free"
+        )
+    return least, f"{strategy_name(least.way.strategy)} {lacking}", needed / there
 
 
 def _reason(best: Outlook, outlooks: list[Outlook]) -> str | None:
@@ -183,8 +219,8 @@ def remedies(job: Job) -> Iterator[str]:
 
 
 def _fits(job: Job, **changes) -> bool:
-    """Of the batch's divisions two are enough: one row a pass needs least, unless a single pass saves FSDP the gradients
-    of the passes before."""
+    """Of the batch's divisions two are enough: one row a pass needs least, unless a single pass saves the gradients of
+    the passes before."""
     changed = dataclasses.replace(job, **changes)
     batches = _batches(changed)
     ways = _ways(every_strategy(changed.cluster), (False, True), batches[:1] + batches[1:][-1:])

@@ -83,6 +83,7 @@ def _data(outlook: Outlook) -> dict[str, Any]:
         "disk_bytes": memory.disk,
         "seconds_per_update": outlook.seconds,
         "fits": outlook.fits,
+        "lacks": outlook.lacks,
     }
 
 
@@ -96,7 +97,7 @@ def _row(outlook: Outlook, capacity: int, chosen: bool) -> tuple[str, ...]:
         f"{memory.device / capacity:.0%}",
         "" if outlook.seconds is None else f"{outlook.seconds:.2f}",
         gib(memory.host) if memory.host else "",
-        "chosen" if chosen else "" if outlook.fits else "does not fit",
+        "chosen" if chosen else f"too little {outlook.lacks}" if outlook.lacks else "",
     )
 
 

@@ -1,0 +1,201 @@
+"""What `auto` chooses, and what is said where nothing fits: published models, known GPUs."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from dsft.errors import DsftError
+from dsft.plan.choose import ALIKE, DOUBT, RESERVE, Outlook, fastest
+from dsft.plan.describe import strategy_name
+
+GIB = 2**30
+
+
+@pytest.fixture
+def job(workshop):
+    """A function that writes a recipe of which strategy, recomputation and division of the batch are left open."""
+
+    def recipe(
+        name: str, gpu: str | None, machines: int = 1, processes: int = 8, *, rows: int = 64, length=2048, **said
+    ):
+        cluster = {"device": "cuda", "gpu": gpu} if gpu else {"device": "cpu"}
+        if machines == 1:
+            cluster["processes_per_node"] = processes
+        else:
+            workshop.write("hosts", "".join(f"node{number} slots={processes}\n" for number in range(machines)))
+            cluster["hostfile"] = "hosts"
+        training = {"max_steps": 5, "global_batch_size": rows, "learning_rate": 1e-5}
+        sections = {
+            "model": {"path": workshop.published(name)},
+            "data": {"train": [{"path": "rows.json", "format": "alpaca"}], "max_length": length},
+            "method": {"type": "full"},
+            "strategy": {"type": "auto"},
+            "cluster": cluster,
+            "training": training,
+        }
+        workshop.write("rows.json", "[" + ",".join(['{"instruction": "a", "output": "b"}'] * rows) + "]")
+        return {section: fields | said.get(section, {}) for section, fields in sections.items()}
+
+    return recipe
+
+
+# Each step of the order: DDP where it fits; optimizer and gradients sharded; weights too, inside far machines first;
+# activations recomputed; offloaded.
+@pytest.mark.parametrize(
+    ("model", "gpu", "machines", "processes", "said", "strategy", "recomputes"),
+    [
+        ("Qwen/Qwen2.5-0.5B", "h100-80gb", 1, 8, {}, "ddp", False),
+        ("meta-llama/Llama-3.1-8B", "h100-80gb", 1, 8, {"method": {"type": "lora"}}, "ddp", False),
+        ("meta-llama/Llama-3.1-8B", "rtx-4090", 1, 1, {"method": {"type": "lora"}}, "single", True),
+        ("meta-llama/Llama-3.1-8B", "h100-80gb", 1, 8, {}, "deepspeed ZeRO-2", False),
+        ("meta-llama/Llama-3.1-70B", "h100-80gb", 1, 8, {"method": {"type": "lora"}}, "fsdp", True),
+        ("Qwen/Qwen2.5-7B", "a100-80gb", 1, 1, {}, "deepspeed ZeRO-2, optimizer in host memory", False),
+    ],
+)
+def test_the_fastest_that_fits(workshop, job, model, gpu, machines, processes, said, strategy, recomputes):
+    plan = workshop.plan(**job(model, gpu, machines, processes, **said))
+    assert (strategy_name(plan.strategy), plan.model.gradient_checkpointing) == (strategy, recomputes)
+    assert plan.batch.per_device * plan.batch.accumulation * machines * processes == plan.batch.global_batch_size == 64
+    assert plan.estimate.device_bytes <= (1 - RESERVE) * plan.estimate.capacity_bytes
+    assert sum(plan.estimate.memory.values()) == pytest.approx(plan.estimate.device_bytes, abs=100)
+
+
+def test_between_far_machines_weights_stay_inside_each(workshop, job):
+    """Where the network is slow and full sharding would send every weight over it."""
+    sections = job("Qwen/Qwen3-32B", "a100-80gb", 4, 8, rows=32, length=4096)
+    recipe = workshop.recipe(**sections | {"method": {"type": "lora"}})
+    (hybrid, whole) = (
+        workshop.plan(**sections | {"method": {"type": "lora"}, "strategy": {"type": "fsdp", "hybrid_shard": hybrid}})
+        for hybrid in (True, False)
+    )
+    assert hybrid.estimate.seconds_per_update < whole.estimate.seconds_per_update
+    assert recipe.get("strategy", "type") == "auto"
+    assert workshop.plan(**sections | {"method": {"type": "lora"}}).strategy == hybrid.strategy
+
+
+def test_what_the_recipe_says_is_taken(workshop, job):
+    sections = job("meta-llama/Llama-3.2-1B", "h100-80gb")
+    plan = workshop.plan("strategy.type=fsdp", "model.gradient_checkpointing=true", **sections)
+    assert (plan.strategy.engine, plan.model.gradient_checkpointing) == ("fsdp", True)
+    plan = workshop.plan("training.per_device_train_batch_size=2", **sections)
+    assert plan.batch.per_device == 2 and plan.batch.accumulation == 4
+    plan = workshop.plan("strategy.type=fsdp", **sections)
+    assert plan.batch.accumulation * plan.batch.per_device == 8 and plan.estimate.reason is None
+
+
+def test_nothing_is_recomputed_where_nothing_is_known(workshop, job):
+    sections = job("openai-community/gpt2", "h200", length=512)
+    sections["cluster"].pop("gpu")
+    plan = workshop.plan("strategy.type=ddp", "training.per_device_train_batch_size=1", **sections)
+    assert plan.estimate is None and plan.model.gradient_checkpointing is False
+
+
+@pytest.mark.parametrize("changes", [{"cluster": {"gpu": None}}, {"model": {"path": "org/name"}}])
+def test_auto_needs_to_know_model_and_gpu(workshop, job, changes):
+    with pytest.raises(DsftError) as caught:
+        workshop.plan(**job("meta-llama/Llama-3.2-1B", "h100-80gb", **changes))
+    assert [problem.kind for problem in caught.value.problems] == ["not-known"]
+    with pytest.raises(DsftError, match="what fits is not known"):
+        workshop.plan("strategy.type=ddp", **job("meta-llama/Llama-3.2-1B", "h100-80gb", **changes))
+    workshop.plan("strategy.type=ddp", "training.per_device_train_batch_size=1",
+                  **job("meta-llama/Llama-3.2-1B", "h100-80gb", **changes))  # fmt: skip
+
+
+def refusal(workshop, sections, *overrides: str):
+    with pytest.raises(DsftError) as caught:
+        workshop.plan(*overrides, **sections)
+    (problem,) = caught.value.problems
+    assert problem.kind == "does-not-fit" and caught.value.exit_code == 2
+    return problem
+
+
+def test_more_gpus_or_lora_would_fit(workshop, job):
+    """What is said to fit does, and one GPU less would not."""
+    limited = {"memory_gib": 75}  # too little to offload to
+    problem = refusal(workshop, job("meta-llama/Llama-3.2-3B", "l4", 1, 1, rows=60, cluster=limited))
+    assert problem.where.line is not None and "the recipe says 75.0 GiB" in problem.message
+    more, lora = problem.help.removeprefix("this would fit: ").split("; or ")
+    assert lora == '"method": {"type": "lora"}'
+    gpus = int(re.fullmatch(r"1 machine with (\d+) l4 each", more)[1])
+    workshop.plan(**job("meta-llama/Llama-3.2-3B", "l4", 1, gpus, rows=60, cluster=limited))
+    workshop.plan("method.type=lora", **job("meta-llama/Llama-3.2-3B", "l4", 1, 1, rows=60, cluster=limited))
+    refusal(workshop, job("meta-llama/Llama-3.2-3B", "l4", 1, gpus - 1, rows=60, cluster=limited))
+
+
+def test_more_machines_would_fit(workshop, job):
+    limited = {"memory_gib": 110}
+    problem = refusal(
+        workshop, job("meta-llama/Llama-3.2-3B", "t4", 1, 8, rows=64, cluster=limited, training={"precision": "fp32"})
+    )
+    machines = int(re.search(r"(\d+) machines with 8 t4 each", problem.help)[1])
+    workshop.plan(
+        **job("meta-llama/Llama-3.2-3B", "t4", machines, 8, rows=64, cluster=limited, training={"precision": "fp32"})
+    )
+
+
+def test_a_shorter_length_would_fit(workshop, job):
+    """The longest in steps of 64 tokens: the next one does not fit."""
+    sections = job("meta-llama/Llama-3.1-8B", "l4", 1, 1, rows=16, length=32768, method={"type": "lora"})
+    problem = refusal(workshop, sections)
+    shorter = int(re.fullmatch(r'this would fit: "max_length": (\d+)', problem.help)[1])
+    workshop.plan(f"data.max_length={shorter}", **sections)
+    (warning,) = workshop.warnings(f"data.max_length={shorter + 64}", **sections)
+    assert warning.kind == "memory-tight"
+
+
+def test_a_strategy_that_is_said_and_does_not_fit(workshop, job):
+    """Another one that would fit is named, and fits."""
+    sections = job("meta-llama/Llama-3.1-8B", "h100-80gb")
+    problem = refusal(workshop, sections, "strategy.type=ddp")
+    assert problem.where.source == "--set strategy.type=ddp"
+    assert problem.message.startswith("ddp needs about 1") and "79.2 GiB" in problem.message
+    assert problem.help.startswith("this would fit: deepspeed ZeRO-2, 64 rows = ")
+
+
+def test_a_strategy_that_is_said_may_use_what_is_doubtful(workshop, job):
+    """Estimates err: what a person spells out is refused only where it cannot be."""
+    sections = job("meta-llama/Llama-3.2-1B", "h100-80gb", strategy={"type": "ddp"})
+    needs = workshop.plan(
+        "training.per_device_train_batch_size=8", "model.gradient_checkpointing=false", **sections
+    ).estimate
+    assert 1.0 < needs.device_bytes / needs.capacity_bytes / (1 - RESERVE) < DOUBT
+    (warning,) = workshop.warnings(
+        "training.per_device_train_batch_size=8", "model.gradient_checkpointing=false", **sections
+    )
+    assert (warning.kind, warning.severity) == ("memory-tight", "warning")
+    assert "10% should stay free" in warning.message and warning.help.startswith("this would fit: ")
+
+
+def test_no_machine_has_the_memory_to_offload_a_giant(workshop, job):
+    problem = refusal(workshop, job("meta-llama/Llama-3.1-405B", "h100-80gb"))
+    assert "of each machine's own memory; 4 times its GPUs' memory would be" in problem.message
+    assert problem.help == "a smaller model or larger machines would fit"
+
+
+def test_a_machines_own_memory_limits_offloading(workshop, job):
+    sections = job("Qwen/Qwen2.5-7B", "a100-80gb", 1, 1)
+    assert "host memory" in strategy_name(workshop.plan("cluster.memory_gib=256", **sections).strategy)
+    problem = refusal(workshop, sections, "cluster.memory_gib=64")
+    assert "the recipe says 64.0 GiB" in problem.message and "lora" in problem.help
+
+
+def test_on_cpus_the_simplest_that_fits(workshop):
+    auto = {"strategy": {"type": "auto"}, "training": {"max_steps": 5, "global_batch_size": 16, "learning_rate": 1e-3}}
+    plan = workshop.plan("cluster.memory_gib=4", **auto)
+    assert (plan.strategy.engine, plan.batch.per_device, plan.estimate.seconds_per_update) == ("ddp", 8, None)
+    assert plan.estimate.capacity_bytes == 2 * GIB
+    (warning,) = workshop.warnings("cluster.memory_gib=0.1", **auto)
+    assert warning.kind == "memory-tight" and "this machine has 0.0 GiB" in warning.message
+
+
+def test_differences_below_what_estimates_tell_do_not_count(workshop, job):
+    """Of ways about as fast the first, which is the simplest, is taken."""
+    outlook = Outlook(None, None, 1.0, None)
+    slightly, much = (dataclasses.replace(outlook, seconds=1 - part) for part in (ALIKE / 2, 1.5 * ALIKE))
+    assert fastest([outlook, slightly]) is outlook
+    assert fastest([outlook, much]) is much
+    assert fastest([dataclasses.replace(outlook, lacks="device memory"), much]) is much
+    assert fastest([dataclasses.replace(outlook, lacks="host memory")]) is None
