@@ -18,10 +18,11 @@ from dsft.recipe import schema
 WORDS = sorted(
     {name for _, name, _ in schema._all_fields()} | {"lora", "full", "rows.json", "model", "~", "", "é", "dp", "\u202e"}
 )
-STRANGE = [2**63, -(2**63) - 1, 10**400, 1e308, -0.0, "\ud800", "\0", "a" * 300, "1e-4", [[]] * 2, {"": {"": None}}]
+STRANGE = [2**63, -(2**63) - 1, 10**400, 1e308, -0.0, "\ud800", "\0", "a" * 300, "1e-4"]
+NEST = st.just("[" * 70 + "]" * 70).map(json.loads)  # a new one each time: recipes are changed in place
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(WORDS) | st.text(max_size=5)
 VALUES = st.recursive(
-    SCALARS | st.sampled_from(STRANGE),
+    SCALARS | st.sampled_from(STRANGE) | NEST,
     lambda v: st.lists(v, max_size=3) | st.dictionaries(st.sampled_from(WORDS), v, max_size=3),
 )
 HOSTS = (
