@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
+from dsft.plan.describe import batch_line, count, strategy_name
 from dsft.plan.record import Plan
 from dsft.train.loop import Update
 from dsft.train.world import World, on_main
@@ -188,13 +189,12 @@ def summary(plan: Plan, sizes: tuple[int, int], supervision: tuple[int, int, int
     trained, everything = sizes
     learned, tokens, idle = supervision
     batch, training = plan.batch, plan.training
-    processes = f"{batch.world_size} process{'es' * (batch.world_size > 1)}"
+    processes = count(batch.world_size, "process", "processes")
     rows = {
         "model": plan.model.path,
         "method": _method(plan, trained, everything),
-        "strategy": f"{strategy_name(plan)}, {processes} on {plan.cluster.device}, {training.precision}",
-        "batch": f"{batch.global_batch_size} rows = {batch.per_device} per device x {batch.accumulation} accumulation "
-        f"x {processes}",
+        "strategy": f"{strategy_name(plan.strategy)}, {processes} on {plan.cluster.device}, {training.precision}",
+        "batch": batch_line(batch),
         "data": f"{plan.data.train_rows:,} rows, {tokens:,} tokens, {learned:,} of them learned"
         + (f"; {plan.data.eval_rows:,} rows for evaluation" if plan.data.eval_rows else ""),
         "steps": f"{training.total_updates:,} updates, {training.updates_per_epoch:,} an epoch"
@@ -217,11 +217,6 @@ def closing(plan: Plan, result: Path, evaluations: list[float], seconds: float) 
         rows["merge it"] = f"dsft export {shlex.quote(str(result))} -o {shlex.quote(str(result.with_name('merged')))}"
     evaluation = f" Evaluation loss {evaluations[0]:.4f} before, {evaluations[-1]:.4f} after." if evaluations else ""
     return f"Done in {_duration(seconds)}.{evaluation}\n{_lines(rows)}"
-
-
-def strategy_name(plan: Plan) -> str:
-    stage = plan.strategy.zero_stage
-    return f"deepspeed ZeRO-{stage}" if stage else plan.strategy.engine
 
 
 def _method(plan: Plan, trained: int, everything: int) -> str:
