@@ -198,7 +198,8 @@ def _meant_key(key: str, path: Path, siblings: dict[str, Any]) -> tuple[Path | N
 def _closest(word: Any, names: list[str]) -> str | None:
     """The name that `word` seems to mean."""
     by_lower = {name.lower(): name for name in names}
-    close = difflib.get_close_matches(str(word).lower(), by_lower, n=1, cutoff=0.7)
+    begun = [name for name in by_lower if len(str(word)) > 1 and name.startswith(str(word).lower())]
+    close = begun or difflib.get_close_matches(str(word).lower(), by_lower, n=1, cutoff=0.7)
     return by_lower[close[0]] if close else None
 
 

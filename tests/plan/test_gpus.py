@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dsft.errors import DsftError
 from dsft.plan.gpus import GPUS
 from dsft.recipe.schema import load_schema
 
@@ -30,3 +31,9 @@ def test_a_name_with_a_size_has_about_that_memory(name):
     """What CUDA reports is a little less than what is built in, which is said in GB or GiB."""
     said = int(name.partition("-")[2].removesuffix("gb"))
     assert 0.97 * said * 1e9 < GPUS[name].memory < said * 1024**3
+
+
+@pytest.mark.parametrize(("said", "meant"), [("h100", "h100-80gb"), ("A100-40", "a100-40gb"), ("H200", "h200")])
+def test_a_name_without_its_size(workshop, said, meant):
+    with pytest.raises(DsftError, match=f'did you mean "{meant}"'):
+        workshop.plan(f"cluster.gpu={said}", "cluster.device=cuda")
