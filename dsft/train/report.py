@@ -20,9 +20,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from dsft.plan.describe import batch_line, count, strategy_name
+from dsft.plan.describe import batch_line, count, gib, strategy_name
 from dsft.plan.record import Plan
 from dsft.train.loop import Update
+from dsft.train.memory import planned
 from dsft.train.world import World, on_main
 
 METRICS = "metrics.jsonl"
@@ -154,10 +155,10 @@ class Report:
     def saved(self, path: Path) -> None:
         self._say(f"checkpoint {path}")
 
-    def end(self, result: Path, seconds: float) -> None:
-        """The closing summary."""
+    def end(self, result: Path, seconds: float, peak: int) -> None:
+        """The closing summary. `peak`: bytes of memory of the largest process."""
         self.close()
-        self._say(closing(self.plan, result, self.evaluations, seconds))
+        self._say(closing(self.plan, result, self.evaluations, seconds, peak))
 
     def close(self) -> None:
         if self.progress is not None:
@@ -206,10 +207,13 @@ def summary(plan: Plan, sizes: tuple[int, int], supervision: tuple[int, int, int
     return f"{plan.name}\n{_lines(rows)}"
 
 
-def closing(plan: Plan, result: Path, evaluations: list[float], seconds: float) -> str:
-    """The closing lines: what came out, where it is, and what to do with it."""
+def closing(plan: Plan, result: Path, evaluations: list[float], seconds: float, peak: int) -> str:
+    """The closing lines: what came out, where it is, what it took, and what to do with it."""
     kind = "adapter" if plan.method.type == "lora" else "model"
     rows = {kind: str(result), "metrics": str(Path(plan.checkpoint.output_dir) / METRICS)}
+    rows["memory"] = f"at most {gib(peak)} a process"
+    if plan.estimate:
+        rows["memory"] += f"; {gib(planned(plan.estimate))} were planned"
     if plan.logging.tensorboard:
         rows["curves"] = f"tensorboard --logdir {shlex.quote(str(Path(plan.checkpoint.output_dir) / 'tensorboard'))}"
     rows["try it"] = f'dsft generate {shlex.quote(str(result))} "Who are you?"'

@@ -17,6 +17,7 @@ from dsft.train.data import Examples, load_examples
 from dsft.train.engines import engine as engine_module
 from dsft.train.engines.wrapped import Wrapped
 from dsft.train.loop import evaluate, train
+from dsft.train.memory import peak_memory
 from dsft.train.model import build_model, load_tokenizer
 from dsft.train.result import result_folder, save_result, settle_generation
 from dsft.train.world import World, on_main, total
@@ -81,7 +82,7 @@ def _run(plan: Plan, directory: Path, world: World, started: float) -> Path:
             if _due(update.number, plan.checkpoint.save_updates) or (final and plan.checkpoint.save_updates):
                 reporter.saved(checkpoint.save(plan, engine, wrapped, world, update.number))
         result = save_result(plan, engine, wrapped, model, tokenizer, world)
-        reporter.end(result, time.perf_counter() - started)
+        reporter.end(result, time.perf_counter() - started, peak_memory(world))
     return result
 
 
