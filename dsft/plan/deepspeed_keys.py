@@ -35,36 +35,37 @@ _STAGES = {
 
 # Keys that nothing in dsft makes use of, and why.
 _UNUSED = {
-    ("aio",): "nothing is offloaded to NVMe",
     ("zero_optimization", "stage3_gather_16bit_weights_on_model_save"): "dsft gathers and writes the result itself",
 }
+
+# Where it is not 0, DeepSpeed asks gradients for the stream of a GPU.
+_GPU_ONLY = ("zero_optimization", "stage3_module_granularity_threshold")
 
 # Blocks of the configuration ("": the top) -> the sources in DeepSpeed's package that name their keys.
 _SOURCES = {
     "": (
         "runtime/constants.py",
         "runtime/zero/config.py",
-        "runtime/swap_tensor/constants.py",
         "comm/constants.py",
         "profiling/constants.py",
     ),
     "zero_optimization": ("runtime/zero/config.py",),
-    "aio": ("runtime/swap_tensor/constants.py",),
     "comms_logger": ("comm/config.py",),
     "flops_profiler": ("profiling/constants.py",),
 }
 
 
 def check_deepspeed_keys(recipe: Recipe, warn: Callable[[Problem], None]) -> None:
-    """Raises DsftError for keys unknown to the installed DeepSpeed; warns of those without effect."""
+    """Raises DsftError for keys that the installed DeepSpeed does not have, or that do not run on a CPU; warns of those
+    without effect."""
     config = recipe.get("strategy", "config")
     if not config:
         return
     for problem in _without_effect(recipe, config):
         warn(problem)
-    unknown = list(_unknown(recipe, config))
-    if unknown:
-        raise DsftError(unknown)
+    problems = [*_unknown(recipe, config), *_gpu_only(recipe, config)]
+    if problems:
+        raise DsftError(problems)
 
 
 def _without_effect(recipe: Recipe, config: Mapping[str, Any]) -> Iterator[Problem]:
@@ -78,6 +79,19 @@ def _without_effect(recipe: Recipe, config: Mapping[str, Any]) -> Iterator[Probl
             message = f'"strategy.config.{".".join(path)}" has no effect: {because}'
             where = recipe.where_key("strategy", "config", *path)
             yield Problem("no-effect", message, where, f'remove "{path[-1]}"', severity="warning")
+
+
+def _gpu_only(recipe: Recipe, config: Mapping[str, Any]) -> Iterator[Problem]:
+    block, key = _GPU_ONLY
+    if _GPU_ONLY not in _said(recipe, config) or not config[block][key] or recipe.get("strategy", "zero_stage") != 3:
+        return
+    if recipe.get("cluster", "device") == "cpu":
+        yield Problem(
+            "incompatible",
+            f'"{key}" does not run with "cluster.device" cpu',
+            recipe.where_key("strategy", "config", block, key),
+            "leave it out",
+        )
 
 
 def _unknown(recipe: Recipe, config: Mapping[str, Any]) -> Iterator[Problem]:
