@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from dsft.errors import DsftError, refused
 from dsft.plan.record import Batch, Host
 from dsft.recipe.record import Recipe
@@ -57,7 +59,10 @@ def plan_batches(recipe: Recipe, hosts: tuple[Host, ...]) -> tuple[Batch, ...]:
 def divisions(total: int, world: int) -> tuple[Batch, ...]:
     """Every way to divide `total` rows over `world` processes, the largest per_device first; none if it leaves a rest."""
     rows, rest = divmod(total, world)
-    sizes = () if rest else (size for size in range(rows, 0, -1) if rows % size == 0)
+    if rest or not rows:
+        return ()
+    small = [size for size in range(1, math.isqrt(rows) + 1) if rows % size == 0]
+    sizes = sorted({*small, *(rows // size for size in small)}, reverse=True)
     return tuple(Batch(world, size, rows // size, total) for size in sizes)
 
 

@@ -9,7 +9,7 @@ Types are taken at their word, the same for every field:
     written       where a number, a whole number, true or false is wanted
     "1e-4"        wrong: a string, whatever is in it
     true          wrong for a number; 1 and 0 are wrong for true or false
-    8.0, 1e3      the whole numbers 8 and 1000, by JSON Schema's rule; 8.5 is none
+    8.0, 1e3      the whole numbers 8 and 1000, by JSON Schema's rule; 8.5 is none, nor is 1e300: beyond 64 bits
     8             the number 8.0
     null          wrong, but for the fields whose type names it; there it says anew that nothing is said
     [8], {}       wrong: never unpacked
@@ -44,6 +44,15 @@ _TYPES = {
 }
 
 
+_JSON = jsonschema.Draft202012Validator
+_Validator = jsonschema.validators.extend(
+    _JSON,
+    type_checker=_JSON.TYPE_CHECKER.redefine(
+        "integer", lambda _, value: _JSON.TYPE_CHECKER.is_type(value, "integer") and -(2**63) <= value < 2**63
+    ),
+)
+
+
 def schema_path() -> FilePath:
     return shipped("schemas/recipe.schema.json")
 
@@ -55,7 +64,7 @@ def load_schema() -> dict[str, Any]:
 
 def check(tree: Node) -> tuple[dict[str, Any], list[Problem], set[Path]]:
     """The complete values of `tree`, what is wrong with it, and the paths of wrong or missing values."""
-    validator = jsonschema.Draft202012Validator(load_schema())
+    validator = _Validator(load_schema())
     found: dict[Path, Problem] = {}  # the first word on a path is the last
     broken = set(_broken(tree))
     wrong = set(broken)
@@ -133,6 +142,8 @@ def _wrong_value(error: jsonschema.ValidationError) -> tuple[str, str, str | Non
         case "type":
             types = [limit] if isinstance(limit, str) else limit
             help = None
+            if "integer" in types and _JSON.TYPE_CHECKER.is_type(value, "integer"):
+                return "out-of-range", f"must fit into 64 bits, not {shown}", example
             if isinstance(value, str) and _reads_as(value, types):
                 help = f"write {value} without quotes"
             elif value is None:
@@ -220,8 +231,7 @@ def _reads_as(text: str, types: list[str]) -> bool:
         value = parse(Source("", FilePath()), text).plain()
     except DsftError:
         return False
-    is_type = jsonschema.Draft202012Validator.TYPE_CHECKER.is_type
-    return any(is_type(value, name) for name in types)
+    return any(_Validator.TYPE_CHECKER.is_type(value, name) for name in types)
 
 
 def _at(tree: Node, path: Path) -> Node:

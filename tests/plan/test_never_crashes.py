@@ -23,7 +23,7 @@ from dsft.compile import compile_plan
 from dsft.errors import DsftError
 from dsft.plan import make_plan, record
 from dsft.plan.families import FAMILIES, parameter_shapes
-from dsft.recipe import load_recipe
+from dsft.recipe import load_recipe, schema
 
 SETTINGS = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 TEXT = json.dumps(COMPLETE, indent=2)
@@ -33,6 +33,17 @@ RICH = COMPLETE | {
     "strategy": {"type": "deepspeed", "zero_stage": 2, "config": {"zero_optimization": {"overlap_comm": True}}},
     "checkpoint": {"output_dir": "out"},
 }
+
+PLANNED = COMPLETE | {
+    "strategy": {"type": "auto"},
+    "training": {"max_steps": 5, "global_batch_size": 16, "learning_rate": 1e-3},
+    "cluster": {"gpu": "a100-80gb", "processes_per_node": 4},
+}
+
+
+def is_number(field: Any) -> bool:
+    types = field.get("type", ()) if isinstance(field, dict) else ()
+    return bool({"integer", "number"} & ({types} if isinstance(types, str) else set(types)))
 
 
 def plan_of(workshop: Workshop, content: bytes, overrides=()) -> None:
@@ -163,14 +174,26 @@ def test_bytes_on_the_command_line(workshop, content):
     assert run(workshop, content, "check")[0] == 2
 
 
+NUMBERS = [(*place, name) for place, name, field in schema._all_fields() if is_number(field)]
+
+
+@pytest.mark.parametrize("path", NUMBERS, ids=".".join)
+def test_every_number_at_its_ends(workshop, path):
+    """A recipe is refused or planned at once: nothing counts up to what it says."""
+    field = schema._field(path[:-1], path[-1])
+    for value in (field.get("minimum", 5e-324), field.get("maximum", 2**63 - 1), 1e308):
+        for recipe in (RICH, PLANNED | {"cluster": PLANNED["cluster"] | {"include": "localhost"}}):
+            changed = copy.deepcopy(recipe)
+            inner = changed
+            for step in path[:-1]:
+                inner = inner.setdefault(step, {})
+            inner[path[-1]] = value
+            plan_of(workshop, json.dumps(changed).encode())
+
+
 # --- models ---
 
 EDGES = st.sampled_from([0, -1, 1, 3, 2**31, 2**32 - 1, 2**63, 10**400, 1e308, 4.0, True, None, "", "4", [], {}])
-PLANNED = COMPLETE | {
-    "strategy": {"type": "auto"},
-    "training": {"max_steps": 5, "global_batch_size": 16, "learning_rate": 1e-3},
-    "cluster": {"gpu": "a100-80gb", "processes_per_node": 4},
-}
 METHODS = st.sampled_from([{"type": "full"}, {"type": "lora"}, {"type": "lora", "target_modules": ["q_proj"]}])
 FIELDS = sorted({name for family in FAMILIES.values() for name in (*family.defaults, *family.aliases, "head_dim")})
 
