@@ -74,6 +74,10 @@ def check(tree: Node) -> tuple[dict[str, Any], list[Problem], set[Path]]:
     errors = itertools.islice(validator.iter_errors(said), MAX_PROBLEMS + 1)
     # Missing keys last: one that is said misspelt or in another place is not missing.
     in_turn = sorted(errors, key=lambda error: error.validator == "required")
+    if isinstance(said, dict) and (said.get("extends") is not None or ("extends",) in broken):
+        # A base was meant, and is not read: what it would say is not missing, and nothing can be told of the whole.
+        in_turn = [error for error in in_turn if error.absolute_schema_path[0] != "allOf"]
+        wrong.add(())
     problems = (item for error in in_turn for item in _problems(tree, error, wrong))
     for path, problem in itertools.islice(problems, MAX_PROBLEMS + 1):
         is_key = problem.kind in ("unknown-key", "refused-key")

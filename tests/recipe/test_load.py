@@ -196,6 +196,12 @@ def test_a_base_that_is_not_there(workshop):
     assert problem.kind == "file-not-found" and problem.where.line == 2 and "base.json" in problem.help
 
 
+def test_a_base_behind_a_broken_link(workshop):
+    (workshop.folder / "base.json").symlink_to("elsewhere.json")
+    problem = refused(workshop, {"extends": "base.json"})
+    assert problem.kind == "file-not-found" and problem.help.endswith("elsewhere.json, which is not there")
+
+
 def test_a_base_that_is_no_json_is_reported_in_the_base(workshop):
     workshop.write("base.json", "{,}")
     problem = refused(workshop, {"extends": "base.json"})
