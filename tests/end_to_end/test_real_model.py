@@ -17,7 +17,7 @@ RECIPE = ROOT / "recipes" / "smollm2-identity-lora.json"
 MODEL = ROOT / "build" / "models" / "SmolLM2-135M-Instruct"
 SETTINGS = (
     "training.max_steps=4", "training.global_batch_size=4", "data.max_length=96", 'data.eval={"split": 0.05}',
-    "logging.tensorboard=false",
+    "logging.tensorboard=false", "checkpoint.save_steps=4",
 )  # fmt: skip
 ENGINES = {
     "ddp": 'strategy={"type": "ddp"}',
