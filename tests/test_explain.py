@@ -146,11 +146,11 @@ SMALL = {  # fits two rows, one of them kept for evaluation
     "training": {"global_batch_size": 1, "per_device_train_batch_size": 1},
     "cluster": {"processes_per_node": 1},
 }
-LLAMA_70B = {
-    "hidden_size": 8192,
-    "intermediate_size": 28672,
-    "num_hidden_layers": 80,
-    "num_attention_heads": 64,
+LLAMA_8B = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
     "num_key_value_heads": 8,
     "vocab_size": 128256,
     "tie_word_embeddings": False,
@@ -185,7 +185,7 @@ def reported(folder: Path, language: str, text: str, capsys) -> str:
     workshop.write("rows.json", json.dumps([{"instruction": "Count.", "output": "1 2 3"}] * 40))
     workshop.write("chatml.jinja", "{{ messages }}")
     workshop.model("base-model", template=None)
-    workshop.model("llama-70b", **LLAMA_70B)
+    workshop.model("llama-8b", **LLAMA_8B)
     command = ["check", "example.json"]
     if language == "json":
         workshop.write("example.json", text if "extends" in text else text.replace("{", '{"extends": "base.json", ', 1))
