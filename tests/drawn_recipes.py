@@ -9,6 +9,7 @@ import re
 import string
 from fractions import Fraction
 
+import pytest
 from hypothesis import strategies as st
 from workshop import Workshop
 
@@ -34,8 +35,9 @@ HOSTS = (
 ROWS = 1200  # of each file: more than any batch below, a quarter of them taken off
 
 
-def furnish(workshop: Workshop) -> None:
-    """The files that the recipes name."""
+@pytest.fixture
+def furnished(workshop) -> Workshop:
+    """With the files that the recipes name."""
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     (workshop.folder / "rows.json").write_text(json.dumps([{"instruction": "a", "output": "b"}] * ROWS))
     (workshop.folder / "chat.jsonl").write_text("\n".join([json.dumps({"messages": turns})] * ROWS))
@@ -43,6 +45,7 @@ def furnish(workshop: Workshop) -> None:
     (workshop.folder / "template.jinja").write_text("{{ messages }}")
     for number, hosts in enumerate(HOSTS):
         (workshop.folder / f"hosts{number}").write_text(hosts)
+    return workshop
 
 
 def _some(**fields):
@@ -81,7 +84,7 @@ ZERO = {
     "reduce_bucket_size": st.integers(1, 10**9),
     "contiguous_gradients": st.booleans(),
 }
-ZERO_1_2 = ZERO | {"allgather_bucket_size": st.integers(0, 10**9), "round_robin_gradients": st.booleans()}
+ZERO_1_2 = ZERO | {"allgather_bucket_size": st.integers(0, 10**9), "allgather_partitions": st.booleans()}
 ZERO_3 = ZERO | {
     "stage3_param_persistence_threshold": st.integers(0, 10**6),
     "stage3_max_live_parameters": st.integers(0, 10**9),

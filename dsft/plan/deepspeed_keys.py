@@ -24,7 +24,6 @@ _STAGES = {
     "allgather_bucket_size": (1, 2),
     "allgather_partitions": (1, 2),
     "ignore_unused_parameters": (1, 2),
-    "round_robin_gradients": (1, 2),
     "use_multi_rank_bucket_allreduce": (1, 2),
     "enable_sanity_checks": (3,),
     "log_trace_cache_warnings": (3,),
@@ -68,13 +67,17 @@ def check_deepspeed_keys(recipe: Recipe, warn: Callable[[Problem], None]) -> Non
         raise DsftError(problems)
 
 
+def stages(key: str) -> tuple[int, ...]:
+    """The ZeRO stages that use the key."""
+    return _STAGES.get(key, (3,) if key.startswith("stage3_") else (1, 2, 3))
+
+
 def _without_effect(recipe: Recipe, config: Mapping[str, Any]) -> Iterator[Problem]:
     stage = recipe.get("strategy", "zero_stage")
     for path in _said(recipe, config):
-        stages = _STAGES.get(path[-1], (3,) if path[-1].startswith("stage3_") else (1, 2, 3))
-        because = _UNUSED.get(path)
-        if because is None and path[0] == "zero_optimization" and stage not in stages:
-            because = f"zero_stage is {stage}, and {' and '.join(map(str, stages))} use{'s' * (len(stages) == 1)} it"
+        because, using = _UNUSED.get(path), stages(path[-1])
+        if because is None and stage not in using:
+            because = f"zero_stage is {stage}, and {' and '.join(map(str, using))} use{'s' * (len(using) == 1)} it"
         if because:
             message = f'"strategy.config.{".".join(path)}" has no effect: {because}'
             where = recipe.where_key("strategy", "config", *path)

@@ -125,7 +125,7 @@ def test_the_installed_deepspeed_has_all_keys(workshop):
         (2, "sub_group_size"),
         (1, "zero_hpz_partition_size"),
         (3, "allgather_bucket_size"),
-        (3, "round_robin_gradients"),
+        (3, "ignore_unused_parameters"),
     ],
 )
 def test_a_key_that_the_stage_does_not_use_is_a_warning_at_its_place(workshop, stage, key):

@@ -8,6 +8,9 @@ import pytest
 import tiny
 import torch
 
+from dsft.plan.deepspeed_keys import stages
+from dsft.recipe.schema import load_schema
+
 pytestmark = pytest.mark.slow
 
 ENGINES = {
@@ -99,6 +102,32 @@ def test_offload_and_hybrid_follow_one_process(follow, variant, shape, method):
     reference, run = follow("single", (1, rows, 1), method), follow(variant, shape, method)
     assert difference(run, reference, "loss") < 1e-6
     assert difference(run, reference, "grad_norm") < 1e-5
+    assert weight_difference(run, reference) < 1e-5
+
+
+def additions(stage: int, on: bool) -> dict:
+    """A value for every key of zero_optimization that a recipe may add and that the stage uses; switches all on, or off."""
+    config = load_schema()["properties"]["strategy"]["then"]["properties"]["config"]
+    fields = {
+        key: field for key, field in config["properties"]["zero_optimization"]["properties"].items() if stage in stages(key)
+    }
+    values = {
+        key: on if field["type"] == "boolean" else field["examples"][0 if on else -1] for key, field in fields.items()
+    }
+    if stage == 3:  # else a tiny model would stay whole; and what needs a GPU
+        values |= {"stage3_param_persistence_threshold": 0, "stage3_module_granularity_threshold": 0}
+    return {"zero_optimization": values, "disable_python_gc": on}
+
+
+@pytest.mark.parametrize("on", [True, False], ids=["on", "off"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_no_key_of_deepspeed_changes_the_result(trained, follow, model, data, tmp_path, stage, on):
+    plan = tiny.plan(
+        model, data, tmp_path / "out", engine="deepspeed", stage=stage, world=2, per_device=1, accumulation=2,
+        method="full", learning_rate=2e-3, config=additions(stage, on),
+    )  # fmt: skip
+    run, reference = trained(plan), follow("single", (1, 4, 1), "full")
+    assert difference(run, reference, "loss") < 1e-6
     assert weight_difference(run, reference) < 1e-5
 
 
