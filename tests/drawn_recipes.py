@@ -160,7 +160,7 @@ def good(draw):
     machines, per_machine, cluster = draw(clusters())
     device = draw(st.sampled_from(["cuda", "cpu", "cuda"]))
     gpu = draw(st.sampled_from([None, *GPUS])) if device == "cuda" else None
-    cluster |= {"device": device} | ({"gpu": gpu} if gpu else {})
+    cluster |= {"device": device} | ({"gpu": gpu} if gpu else {}) | draw(_some(memory_gib=st.integers(200, 2000)))
     precision = draw(st.sampled_from(["bf16", "fp32"] if gpu is None or GPUS[gpu].bf16 else ["fp32"]))
     flash = ["flash_attention_2"] * (device == "cuda" and precision == "bf16")
     here = draw(

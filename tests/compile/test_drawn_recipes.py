@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from drawn_recipes import furnish, good
+from drawn_recipes import furnished, good
 from hypothesis import HealthCheck, given, settings
 from workshop import Workshop, workshop
 
@@ -12,7 +12,7 @@ from dsft.compile import compile_plan
 from dsft.plan import make_plan
 from dsft.recipe import load_recipe
 
-__all__ = ["workshop"]
+__all__ = ["furnished", "workshop"]
 
 MEMORY = 64 << 30  # of the machine, in bytes: the tests are the same on all
 
@@ -32,8 +32,7 @@ def compiled(workshop: Workshop, recipe: str):
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(good())
-def test_no_rule_fires_on_a_good_recipe(workshop, recipe):
-    furnish(workshop)
-    plan, artifacts = compiled(workshop, json.dumps(recipe))
+def test_no_rule_fires_on_a_good_recipe(furnished, recipe):
+    plan, artifacts = compiled(furnished, json.dumps(recipe))
     assert plan.training.total_updates >= plan.training.warmup_updates
-    assert compiled(workshop, artifacts.files["recipe.json"]) == (plan, artifacts)
+    assert compiled(furnished, artifacts.files["recipe.json"]) == (plan, artifacts)

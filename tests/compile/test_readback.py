@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 
 import pytest
-from drawn_recipes import furnish, good
+from drawn_recipes import furnished, good
 from hypothesis import HealthCheck, Phase, given, settings
 from workshop import workshop
 
@@ -15,7 +15,7 @@ from dsft.compile.launchers.common import port
 from dsft.plan import make_plan
 from dsft.recipe import load_recipe
 
-__all__ = ["workshop"]
+__all__ = ["furnished", "workshop"]
 
 STRATEGIES = {
     "single": {"engine": "single"},
@@ -284,10 +284,9 @@ def check_deepspeed_launcher(plan, argv, directory):
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(good())
-def test_drawn_recipes(workshop, monkeypatch, recipe):
-    furnish(workshop)
-    loaded, directory = load_recipe(workshop.write("recipe.json", json.dumps(recipe))), workshop.folder / "build"
-    plan = make_plan(loaded, versions={}, cwd=workshop.folder, memory=64 << 30)
+def test_drawn_recipes(furnished, monkeypatch, recipe):
+    loaded, directory = load_recipe(furnished.write("recipe.json", json.dumps(recipe))), furnished.folder / "build"
+    plan = make_plan(loaded, versions={}, cwd=furnished.folder, memory=64 << 30)
     commands = compiled(plan, directory).commands
     for node in {0, len(plan.cluster.hosts) - 1}:
         check_accelerate(told(plan, directory, node), plan, directory, node)

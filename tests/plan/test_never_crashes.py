@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from drawn_recipes import VALUES, WORDS, damaged, furnish, good, places
+from drawn_recipes import VALUES, WORDS, damaged, furnished, good, places
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from workshop import COMPLETE, CONFIG, Workshop
@@ -24,6 +24,8 @@ from dsft.errors import DsftError
 from dsft.plan import make_plan, record
 from dsft.plan.families import FAMILIES, parameter_shapes
 from dsft.recipe import load_recipe, schema
+
+__all__ = ["furnished"]
 
 SETTINGS = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 TEXT = json.dumps(COMPLETE, indent=2)
@@ -127,13 +129,6 @@ def run(workshop: Workshop, content: bytes, *arguments: str) -> tuple[int, str, 
         code = cli.main([arguments[0], str(path), *arguments[1:]])
     assert "internal error" not in err.getvalue(), err.getvalue()
     return code, out.getvalue(), err.getvalue()
-
-
-@pytest.fixture
-def furnished(workshop, monkeypatch):
-    furnish(workshop)
-    monkeypatch.chdir(workshop.folder)
-    return workshop
 
 
 @settings(SETTINGS, max_examples=200)
