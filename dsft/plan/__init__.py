@@ -17,7 +17,7 @@ from dsft.errors import DsftError, Problem, refused
 from dsft.plan import record
 from dsft.plan.attempt import Attempt
 from dsft.plan.batch import plan_batches
-from dsft.plan.choose import Choice, Comparison, Job, choose, every_way, open_ways, outlook
+from dsft.plan.choose import Choice, Comparison, choose
 from dsft.plan.cluster import plan_cluster, plan_hosts
 from dsft.plan.data import plan_data
 from dsft.plan.deepspeed_keys import check_deepspeed_keys
@@ -26,10 +26,12 @@ from dsft.plan.disk import check_disk
 from dsft.plan.gpus import GPUS
 from dsft.plan.machine import machine_memory
 from dsft.plan.model import Found, check_model, plan_model
+from dsft.plan.outlook import Job, outlooks
 from dsft.plan.record import Plan
 from dsft.plan.strategy import check_hybrid, check_offload
 from dsft.plan.training import doubts, plan_training
 from dsft.plan.versions import installed_versions
+from dsft.plan.ways import Said, open_ways, said_way
 from dsft.recipe.record import Recipe, Unusable
 
 __all__ = ["Comparison", "Plan", "compare", "installed_versions", "make_plan"]
@@ -94,8 +96,7 @@ def compare(recipe: Recipe, *, machines: int | None = None) -> tuple[Comparison,
     if job is None:
         raise _unknown(recipe, basis)
     choice = attempt(_choose, recipe, basis, memory, attempt)
-    outlooks = tuple(outlook(job, way) for way in every_way(job))
-    return Comparison(job, outlooks, choice), recipe.in_order(attempt.problems)
+    return Comparison(job, tuple(outlooks(job, Said())), choice), recipe.in_order(attempt.problems)
 
 
 @dataclass(frozen=True)
@@ -158,14 +159,13 @@ def _job(recipe: Recipe, basis: _Basis, memory: int) -> Job | None:
 
 def _choose(recipe: Recipe, basis: _Basis, memory: int, attempt: Attempt) -> Choice:
     """Raises DsftError where nothing fits, or where what is needed to choose is not known."""
-    ways = open_ways(recipe, basis.cluster, basis.batches)
-    automatic = recipe.get("strategy", "type") == "auto"
-    job = _job(recipe, basis, memory)
+    said, job = said_way(recipe), _job(recipe, basis, memory)
     if job is None:
-        if automatic or len(basis.batches) > 1:
+        if said.strategy is None or len(basis.batches) > 1:
             raise _unknown(recipe, basis)
-        return Choice(ways[0])  # recomputing nothing, where the recipe leaves that open
-    return choose(job, ways, asked_for=not automatic, where=recipe.where("strategy", "type"), warn=attempt.warn)
+        # Recomputing nothing, where the recipe leaves that open.
+        return Choice(next(open_ways(said, basis.cluster, basis.batches[0].global_batch_size)))
+    return choose(job, said, where=recipe.where("strategy", "type"), warn=attempt.warn)
 
 
 def _estimate(choice: Choice, job: Job | None) -> record.Estimate | None:

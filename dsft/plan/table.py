@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from dsft.plan.choose import RESERVE, Comparison, Outlook, fastest
+from dsft.plan.choose import Comparison
 from dsft.plan.describe import count, gib, strategy_name
+from dsft.plan.outlook import RESERVE, Outlook, fastest
 
 HEAD = ("strategy", "recompute", "rows x passes", "memory", "part", "s/update", "host memory", "")
 

@@ -8,8 +8,9 @@ import re
 import pytest
 
 from dsft.errors import DsftError
-from dsft.plan.choose import ALIKE, DOUBT, RESERVE, Outlook, fastest
+from dsft.plan.choose import DOUBT
 from dsft.plan.describe import strategy_name
+from dsft.plan.outlook import ALIKE, RESERVE, Outlook, fastest
 
 GIB = 2**30
 
@@ -153,6 +154,24 @@ def test_a_strategy_that_is_said_and_does_not_fit(workshop, job):
     assert problem.where.source == "--set strategy.type=ddp"
     assert problem.message.startswith("ddp needs about 1") and "79.2 GiB" in problem.message
     assert problem.help.startswith("this would fit: deepspeed ZeRO-2, 64 rows = ")
+
+
+def test_what_would_fit_is_said_of_what_the_recipe_says(workshop, job):
+    """Where no strategy fits, a length is one at which the recipe's own strategy does."""
+    sections = job("Qwen/Qwen2.5-0.5B", "l4", 1, 2, rows=16, length=32768, cluster={"memory_gib": 100})
+    said = ("strategy.type=ddp", "model.gradient_checkpointing=false", "training.per_device_train_batch_size=1")
+    problem = refusal(workshop, sections, *said)
+    shorter = int(re.search(r'"max_length": (\d+)$', problem.help)[1])
+    plan = workshop.plan(f"data.max_length={shorter}", *said, **sections)
+    assert plan.strategy.engine == "ddp" and not workshop.warnings(f"data.max_length={shorter}", *said, **sections)
+
+
+def test_what_would_fit_only_another_way_says_the_way(workshop, job):
+    """At no length does DDP fit: the length comes with a strategy that does."""
+    sections = job("meta-llama/Llama-3.2-3B", "l4", 1, 8, rows=16, length=65536)
+    problem = refusal(workshop, sections, "strategy.type=ddp", "training.per_device_train_batch_size=1")
+    for remedy in problem.help.removeprefix("this would fit: ").split("; or "):
+        assert re.search(r" with (fsdp|deepspeed|single).*, 16 rows = 1 per device x ", remedy), remedy
 
 
 def test_a_strategy_that_is_said_may_use_what_is_doubtful(workshop, job):

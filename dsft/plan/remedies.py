@@ -1,0 +1,85 @@
+"""What would fit where a job does not: each found by the planner that refused it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from dsft.plan import record
+from dsft.plan.describe import batch_line, count, strategy_name
+from dsft.plan.outlook import Job, fastest, outlooks
+from dsft.plan.ways import Said, Way
+
+MOST_GPUS, MOST_MACHINES = 8, 1024  # in a machine, in a cluster: as far as is looked for what would fit
+LORA = record.Method("lora", 16, 32.0, 0.0, "all-linear")  # the schema's defaults
+
+
+ANY = Said()
+
+
+def remedies(job: Job, said: Said) -> Iterator[str]:
+    """What to change, as little as possible: with all else as `said` where that fits, else with the way that does."""
+    way = _fitting(job, ANY)
+    if way:
+        yield way_line(way)
+        return
+    for wanted in (said, ANY):
+        found = list(_changes(job, wanted))
+        if found:
+            yield from (f"{change} with {way_line(way)}" if wanted != said else change for change, way in found)
+            return
+
+
+def way_line(way: Way) -> str:
+    recomputed = ", gradient checkpointing" if way.gradient_checkpointing else ""
+    return f"{strategy_name(way.strategy)}{recomputed}, {batch_line(way.batch)}"
+
+
+def _changes(job: Job, said: Said) -> Iterator[tuple[str, Way]]:
+    """More GPUs, a shorter length, LoRA: what would do, and by which way."""
+    for cluster in _larger(job.cluster):
+        way = _fitting(dataclasses.replace(job, cluster=cluster), said)
+        if way:
+            yield (
+                f"{count(len(cluster.hosts), 'machine', 'machines')} with {cluster.processes_per_node} {cluster.gpu} each",
+                way,
+            )
+            break
+    shorter = _shorter(job, said)
+    if shorter:
+        yield f'"max_length": {shorter[0]}', shorter[1]
+    if job.method.type == "full":
+        way = _fitting(dataclasses.replace(job, method=LORA), said)
+        if way:
+            yield '"method": {"type": "lora"}', way
+
+
+def _fitting(job: Job, said: Said) -> Way | None:
+    best = fastest(outlooks(job, said))
+    return best.way if best else None
+
+
+def _larger(cluster: record.Cluster) -> Iterator[record.Cluster]:
+    """The machine with more GPUs, up to eight; then more such machines."""
+    if cluster.device == "cpu":
+        return
+    host, processes = cluster.hosts[0], cluster.processes_per_node
+    if len(cluster.hosts) == 1:
+        for more in range(processes + 1, MOST_GPUS + 1):
+            yield dataclasses.replace(cluster, processes_per_node=more)
+        processes = max(processes, MOST_GPUS)
+    for machines in range(len(cluster.hosts) + 1, MOST_MACHINES + 1):
+        yield dataclasses.replace(cluster, hosts=(host,) * machines, processes_per_node=processes)
+
+
+def _shorter(job: Job, said: Said) -> tuple[int, Way] | None:
+    """The longest max_length that fits, a multiple of 64, and its way; None where not even 64 tokens do."""
+    fitting, found, too_long = 0, None, -(-job.data.max_length // 64)  # in units of 64 tokens
+    while too_long - fitting > 1:
+        middle = (fitting + too_long) // 2
+        way = _fitting(dataclasses.replace(job, data=dataclasses.replace(job.data, max_length=middle * 64)), said)
+        if way:
+            fitting, found = middle, way
+        else:
+            too_long = middle
+    return (fitting * 64, found) if found else None
