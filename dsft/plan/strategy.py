@@ -22,7 +22,8 @@ def check_offload(recipe: Recipe) -> None:
 
 
 def check_hybrid(recipe: Recipe, hosts: tuple[Host, ...], warn: Callable[[Problem], None]) -> None:
-    """Warns where there is nothing to replicate. Raises DsftError where nothing would be sharded."""
+    """Warns where there is nothing to replicate. Raises DsftError where nothing would be sharded, or not evenly."""
+    _check_partition(recipe, hosts)
     if not recipe.get("strategy", "hybrid_shard"):
         return
     where = recipe.where_key("strategy", "hybrid_shard")
@@ -36,3 +37,16 @@ def check_hybrid(recipe: Recipe, hosts: tuple[Host, ...], warn: Callable[[Proble
     if len(hosts) == 1:
         message = '"strategy.hybrid_shard" has no effect: there is one machine'
         warn(Problem("no-effect", message, where, 'remove "hybrid_shard"', severity="warning"))
+
+
+def _check_partition(recipe: Recipe, hosts: tuple[Host, ...]) -> None:
+    """DeepSpeed's hybrid: groups of processes that hold all weights, and it needs whole groups."""
+    path = ("strategy", "config", "zero_optimization", "zero_hpz_partition_size")
+    size, processes = recipe.get(*path), len(hosts) * hosts[0].slots
+    if size and recipe.get("strategy", "zero_stage") == 3 and processes % min(size, processes):
+        raise refused(
+            "incompatible",
+            f"{processes} processes cannot be divided into groups of {size}",
+            where=recipe.where(*path),
+            help=f"write {hosts[0].slots}, the processes of a machine",
+        )

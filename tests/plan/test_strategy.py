@@ -58,6 +58,18 @@ def test_a_hybrid_needs_processes_to_shard_over(workshop, count):
     assert [problem.kind for problem in caught.value.problems] == ["incompatible"]
 
 
+@pytest.mark.parametrize(("size", "good"), [(1, True), (2, True), (3, True), (6, True), (8, True), (4, False), (5, False)])
+def test_groups_that_hold_all_weights_are_whole(workshop, size, good):
+    strategy = DEEPSPEED | {"config": {"zero_optimization": {"zero_hpz_partition_size": size}}}
+    if good:
+        assert workshop.plan(strategy=strategy, **machines(workshop, 3, 2)).batch.world_size == 6
+        return
+    with pytest.raises(DsftError, match=f"6 processes cannot be divided into groups of {size}") as caught:
+        workshop.plan(strategy=strategy, **machines(workshop, 3, 2))
+    (problem,) = caught.value.problems
+    assert problem.kind == "incompatible" and problem.where.text.strip().endswith(f": {size}")
+
+
 def test_keys_without_effect_do_not_stop_a_plan(workshop):
     config = {"zero_optimization": {"stage3_prefetch_bucket_size": 10}}
     strategy = {"type": "deepspeed", "zero_stage": 2, "config": config}
