@@ -30,9 +30,7 @@ def lora_parameters(facts: ModelFacts, r: int, targets: str | Sequence[str]) -> 
     that its weight files show are counted.
     """
     if facts.layout is None:
-        names = {linear.name for linear in facts.linears}
-        if targets != ALL_LINEAR:
-            names = {name for name in names if any(target.rpartition(".")[2] == name for target in targets)}
+        names = adapted_names(facts, targets)
         return sum(r * (one.inputs + one.outputs) * one.count for one in facts.linears if one.name in names)
     converted = _CONVERTED.get(facts.model_type, {})
     plain, chosen = _split(facts, targets)
@@ -62,6 +60,19 @@ def _modules(layout: Layout, targets: Sequence[str]) -> Iterator[tuple[str, Modu
     yield from ((module.path, module, 1) for module in (*layout.outside, layout.head))
     for at, layer in alike.items():
         yield from ((f"{layout.layers_path}.N.{module.path}", module, counts[at]) for module in layer)
+
+
+def adapted_names(facts: ModelFacts, targets: str | Sequence[str]) -> tuple[str, ...]:
+    """Names of the linear layers inside the decoder layers that get an adapter, in the order of the model."""
+    names = dict.fromkeys(linear.name for linear in facts.linears)
+    if targets == ALL_LINEAR:
+        return tuple(names)
+    if facts.layout is None:
+        wanted = {target.rpartition(".")[2] for target in targets}
+    else:
+        found = (path for path, module in facts.layout.modules() if _named(path, module, targets))
+        wanted = {path.rpartition(".")[2] for path in found}
+    return tuple(name for name in names if name in wanted)
 
 
 def unknown_targets(facts: ModelFacts, targets: str | Sequence[str]) -> tuple[str, ...]:

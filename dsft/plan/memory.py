@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dsft.plan import record
+from dsft.plan import process, record
 from dsft.plan.facts import Linear, ModelFacts
-from dsft.plan.lora import lora_parameters
+from dsft.plan.lora import adapted_names, lora_parameters
 
 GIB = 1024**3
 FP32 = 4
@@ -23,7 +23,6 @@ BF16 = 2
 
 CONTEXT = GIB // 2  # CUDA's context and the kernels loaded into it: 0.4 to 0.6 GiB on A100 and H100, CUDA 12
 COMMUNICATOR = GIB // 2  # NCCL's channels and buffers of one or two communicators
-PROCESS = 600 * 1024**2  # resident: interpreter, torch, transformers
 ZERO_BUCKET = 500_000_000  # elements: DeepSpeed's default reduce_bucket_size
 ZERO_LIVE = 1_000_000_000  # elements: DeepSpeed's default stage3_max_live_parameters
 ZERO_GROUP = 1_000_000_000  # elements: DeepSpeed's default sub_group_size
@@ -97,7 +96,7 @@ class Memory:
     """`parts` sum up to `device`: bytes of one process on its device at the worst moment. `host` and `disk` are of a machine."""
 
     parts: Mapping[str, int]
-    moment: str  # the worst one: "forward" | "loss" | "backward" | "reduction" | "update"
+    moment: str  # the worst one: "forward" | "loss" | "backward" | "reduction" | "update"; on a CPU also those of `process.cpu_moments`
     allocated: int
     reserved: int
     device: int
@@ -108,18 +107,21 @@ class Memory:
 def estimate(facts: ModelFacts, work: Workload) -> Memory:
     """What a process of `work` takes in training the model."""
     moments = _moments(facts, work)
+    if work.device == "cpu":
+        moments |= process.cpu_moments(facts, work, _lasting(facts, work))
     moment = max(moments, key=lambda name: sum(moments[name].values()))
     parts = {name: int(size) for name, size in moments[moment].items()}
     allocated = sum(parts.values())
     if work.device == "cpu":
-        parts["process"] = PROCESS
-        device = reserved = allocated + PROCESS
+        reserved = allocated
+        parts["process"] = process.libraries(work)
     else:
         reserved = max(allocated, int(_reserved(moments)))
         parts["allocator"] = reserved - allocated
         parts["context"] = CONTEXT + (COMMUNICATOR if work.world_size > 1 else 0)
-        device = reserved + parts["context"]
-    return Memory(parts, moment, allocated, reserved, device, host(facts, work), disk(facts, work))
+    device = sum(parts.values())
+    beside = device * work.processes_per_node if work.device == "cpu" else host(facts, work)
+    return Memory(parts, moment, allocated, reserved, device, beside, disk(work))
 
 
 def _reserved(moments: Mapping[str, Mapping[str, float]]) -> float:
@@ -139,12 +141,7 @@ def _reserved(moments: Mapping[str, Mapping[str, float]]) -> float:
 def _moments(facts: ModelFacts, work: Workload) -> dict[str, dict[str, float]]:
     """The parts at the moments of an update that can be the worst: the end of the forward pass, of the loss, of the last
     layer's backward pass and of the first one's, and the optimizer's update."""
-    always = {
-        "weights": weights(facts, work),
-        "adapters": adapters(work),
-        "optimizer": optimizer_state(work),
-        "masters": masters(work),
-    }
+    always = _always(facts, work)
     gradient, kept = gradients(work), kept_gradients(work)
     saved, one_layer = activations(facts, work), layer_backward(facts, work)
     ready, cast, lasting = gathered(facts, work), casts(facts, work), lasting_casts(facts, work)
@@ -168,6 +165,21 @@ def _moments(facts: ModelFacts, work: Workload) -> dict[str, dict[str, float]]:
         },
         "update": {**always, "gradients": gradient, "buffers": update_temporaries(facts, work)},
     }
+
+
+def _always(facts: ModelFacts, work: Workload) -> dict[str, float]:
+    return {
+        "weights": weights(facts, work),
+        "adapters": adapters(work),
+        "optimizer": optimizer_state(work),
+        "masters": masters(work),
+    }
+
+
+def _lasting(facts: ModelFacts, work: Workload) -> dict[str, float]:
+    """What is there between updates too: DDP's buckets and DeepSpeed's flat gradients are never given up."""
+    buffered = gradients(work) if work.engine in ("ddp", "deepspeed") else 0
+    return {**_always(facts, work), "gradients": buffered}
 
 
 # What is there all the time ------------------------------------------------------------------------------------------
@@ -480,17 +492,10 @@ def update_temporaries(facts: ModelFacts, work: Workload) -> float:
 
 def host(facts: ModelFacts, work: Workload) -> int:
     """Resident memory of a machine's processes beside the GPUs: every process loads the whole model before it is spread,
-    the main one collects a whole checkpoint, and what is offloaded stays. On a CPU: all there is."""
-    if work.device == "cpu":
-        return work.processes_per_node * estimate_device_cpu(facts, work)
-    loading = work.processes_per_node * (facts.parameters * (work.trained_bytes if work.full else work.frozen_bytes))
-    collecting = checkpoint_bytes(work)
-    return int(work.processes_per_node * (PROCESS + offloaded(facts, work)) + max(loading, collecting))
-
-
-def estimate_device_cpu(facts: ModelFacts, work: Workload) -> int:
-    moments = _moments(facts, work)
-    return int(max(sum(parts.values()) for parts in moments.values())) + PROCESS
+    the main one collects a whole checkpoint, and what is offloaded stays. A CPU is the device itself."""
+    loading = work.processes_per_node * process.loaded(facts, work)
+    kept = work.processes_per_node * (process.libraries(work) + offloaded(facts, work))
+    return int(kept + max(loading, process.checkpoint_bytes(work)))
 
 
 def offloaded(facts: ModelFacts, work: Workload) -> float:
@@ -505,14 +510,9 @@ def offloaded(facts: ModelFacts, work: Workload) -> float:
     return kept
 
 
-def checkpoint_bytes(work: Workload) -> int:
-    """A checkpoint: trained weights and the optimizer's moments, fp32."""
-    return work.trained * FP32 * (3 if work.optimizer == "adamw" else 1)
-
-
-def disk(facts: ModelFacts, work: Workload) -> int:
+def disk(work: Workload) -> int:
     """The checkpoints that are there at the same time, and the result: an adapter, or the whole model in fp32."""
-    return work.checkpoints * checkpoint_bytes(work) + work.trained * FP32
+    return work.checkpoints * process.checkpoint_bytes(work) + work.trained * FP32
 
 
 # dsft's own training -------------------------------------------------------------------------------------------------
@@ -537,7 +537,7 @@ def workload_of(
     """
     bf16, full = training.precision == "bf16", method.type == "full"
     deepspeed = strategy.engine == "deepspeed"
-    targets = () if full else adapted(facts, method.target_modules)
+    targets = () if full else adapted_names(facts, method.target_modules)
     trained = facts.parameters if full else lora_parameters(facts, method.r, method.target_modules)
     compute = BF16 if bf16 else FP32
     autocast = bf16 and strategy.engine in ("single", "ddp")
@@ -575,12 +575,3 @@ def workload_of(
         foreach=cluster.device == "cuda",
         checkpoints=checkpoints,
     )
-
-
-def adapted(facts: ModelFacts, target_modules: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """The names of linear layers that get an adapter."""
-    names = tuple(dict.fromkeys(linear.name for linear in facts.linears))
-    if target_modules == "all-linear":
-        return names
-    wanted = {target.rpartition(".")[2] for target in target_modules or ()}
-    return tuple(name for name in names if name in wanted)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import hashlib
 import os
 import traceback
@@ -121,6 +123,18 @@ def forget_launcher(environment: dict[str, str] | os._Environ = os.environ) -> N
         del environment[name]
 
 
+def return_freed_memory() -> None:
+    """Blocks of 1 MiB and more go back to the system when they are freed.
+
+    glibc raises that threshold to 32 MiB by itself (`man mallopt`), and among smaller blocks the hole that an aligned one
+    leaves does not take the next one of its size: a process grew with every update, up to twice of what its tensors take.
+    The price is the system's zeroing of pages: a fifth more processor time, measured with a Llama of 30M parameters.
+    """
+    mmap_threshold = -3  # M_MMAP_THRESHOLD in malloc.h
+    with contextlib.suppress(AttributeError):  # another C library than glibc
+        ctypes.CDLL(None).mallopt(mmap_threshold, 1024**2)
+
+
 def join(plan: Plan) -> World:
     """Joins the process group; afterwards the world is known to have the planned size.
 
@@ -136,6 +150,7 @@ def join(plan: Plan) -> World:
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", plan.cluster.processes_per_node))
     cpu = plan.cluster.device == "cpu"
     if cpu:
+        return_freed_memory()
         # One rule for all launchers (torchrun would set 1, others leave every core to every process).
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
         device = torch.device("cpu")
