@@ -38,7 +38,8 @@ def main() -> int:
     parser.add_argument("cases", type=Path, nargs="?", default=MEASURED, help="a JSON list of measured runs")
     parser.add_argument("--parts", action="store_true", help="print the parts of each prediction too")
     arguments = parser.parse_args()
-    cases = [complete(case) for case in json.loads(arguments.cases.read_text()) if case.get("peak_gib")]
+    told = json.loads(arguments.cases.read_text())
+    cases = [complete(case) for case in told if all(map(case.get, NEEDED))]
     rows = [(case, *predict(case)) for case in cases]
     errors, refused = report_memory(rows, arguments.parts)
     report_speed(rows)
@@ -131,6 +132,7 @@ def offloaded_activations(facts: ModelFacts, work: Workload) -> float:
 # From a case to the planner's terms ----------------------------------------------------------------------------------
 
 
+NEEDED = ("peak_gib", "seq", "model")  # without these there is nothing to compare
 TEXTS = ("id", "source", "engine", "gpu", "precision", "optimizer", "attention", "offload", "peak_kind")
 COUNTS = {"gpus": 1, "tp": 1, "pp": 1, "cp": 1, "micro_batch": 1}
 
@@ -139,9 +141,16 @@ def complete(case: Case) -> Case:
     """The case with a value for all that is read from it."""
     case = {**case, **{name: str(case.get(name) or "") for name in TEXTS}}
     case |= {name: case.get(name) or least for name, least in COUNTS.items()}
-    case |= {"nodes": case.get("nodes") or -(-case["gpus"] // 8), "offload": case["offload"].lower()}
+    checkpointing = str(case.get("activation_checkpointing") or "none").lower()
+    moved = (
+        " activations" if re.search(r"offload|unsloth", checkpointing) else ""
+    )  # Unsloth's checkpoints are on the CPU
+    case |= {"offload": case["offload"].lower() + moved, "activation_checkpointing": checkpointing}
+    case["gpus"] = max(case["gpus"], case["tp"] * case["pp"] * case["cp"])
+    case["nodes"] = case.get("nodes") or -(-case["gpus"] // 8)
     method = case.get("method") or {}
-    case["method"] = {"type": "full", **method} if isinstance(method, dict) else {"type": str(method)}
+    method = method if isinstance(method, dict) else {"type": method}
+    case["method"] = {**method, "type": str(method.get("type") or "full").lower()}
     model = dict(case["model"])
     model["heads"] = model.get("heads") or max(1, model["hidden"] // 128)
     model["kv_heads"] = model.get("kv_heads") or model["heads"]
@@ -242,6 +251,7 @@ def general(case: Case, facts: ModelFacts) -> Workload:
     engine, stage = engine_of(case["engine"], data_parallel)
     full, deepspeed = method["type"] == "full", engine == "deepspeed"
     pure = re.search(r"pure|true|all states bf16", precision) is not None
+    pure |= full and re.match(r"bf16 (weights|params)(?!.*(fp32|mixed|autocast|amp))", precision) is not None
     plain = re.match(r"fp32|32-true", precision) is not None and re.search(r"bf16|fp16|mixed", precision) is None
     mixed = not pure and not plain
     targets, rank = targets_of(method, facts), method.get("r") or 0
@@ -270,7 +280,7 @@ def general(case: Case, facts: ModelFacts) -> Workload:
         targets=targets,
         rank=rank,
         dropout=re.search(r"dropout\D{0,3}0?\.\d*[1-9]", said(case)) is not None,
-        frozen_bytes=1 if re.search(r"int8|8-?bit", precision) else stored,
+        frozen_bytes=1 if re.search(r"(int8|8-?bit) (base|weight)|load_in_8bit", precision) else stored,
         trained_bytes=stored if full or pure or deepspeed else FP32,
         gradient_bytes=BF16 if pure or (deepspeed and mixed) else FP32,
         master_bytes=(BF16 if pure else FP32) if deepspeed else 0,
@@ -283,7 +293,7 @@ def general(case: Case, facts: ModelFacts) -> Workload:
         attention="eager" if "eager" in case["attention"] else "flash" if "flash" in case["attention"] else "sdpa",
         # A mask for padding takes transformers off the kernels that know grouped heads.
         repeated_heads=case.get("packed") is False,
-        checkpointing=checkpointing_of(case.get("activation_checkpointing")),
+        checkpointing=checkpointing_of(case["activation_checkpointing"]),
         compiled=bool(case.get("compiled")),
         bucket_views="no_shard" in case["engine"].lower(),  # DDP's default makes none
         offload_weights=offload_weights,
@@ -342,15 +352,13 @@ def offload_of(words: str, engine: str) -> tuple[bool, bool]:
 
 def quantized_of(method: dict[str, Any], precision: str) -> str | None:
     """Four bits a weight. GPTQ's scales, 16 bits and a 4-bit zero for 128 weights, are as small as double-quantized ones."""
-    if not re.search(
-        r"nf4|fp4|4-?bit|int4|gptq|awq", precision + (" nf4" if "q" in method["type"].lower()[:1] else "")
-    ):
+    four = r"nf4|fp4|4-?bit|int4|gptq|awq"
+    if method["type"] == "full" or not (method["type"].startswith("q") or re.search(four, precision)):
         return None
     return "nf4-double" if re.search(r"dq|double|nested|gptq|awq|int4", precision) else "nf4"
 
 
-def checkpointing_of(words: Any) -> str:
-    words = str(words or "none").lower()
+def checkpointing_of(words: str) -> str:
     if "select" in words or "sac" in words:
         return "selective"
     return "none" if re.match(r"none|no\b|off|false|disabled", words) else "full"
@@ -385,11 +393,12 @@ TARGETS |= {"w1": MLP[:2], "w3": MLP[:2], "dense_h_to_4h": ("fc1",), "dense_4h_t
 
 
 def torchtitan(case: Case, facts: ModelFacts, work: Workload) -> tuple[ModelFacts, Workload]:
-    """train.py frees the logits before it goes backward. From 2025 on the loss is compiled (components/loss.py): then
-    bf16 logits and their bf16 gradient are all there is; and embeddings and head are sharded apart (parallelize.py)."""
-    later = "202412" not in case["source"] and "pull/165" not in case["source"]
-    logit_bytes = 4 if later and work.compiled else 12
-    return facts, replace(work, logit_bytes=logit_bytes, split_root=later)
+    """train.py frees the logits before it goes backward. Since bbb1b616e (2025-04) the loss is compiled: bf16 logits and
+    their bf16 gradient are all there is. Since 83e694105 (2025-07) embeddings and head are sharded apart."""
+    months = ["".join(found) for found in re.findall(r"(202\d)-?([01]\d)", case["source"])]
+    month = max(months, default="202401" if "pull/165" in case["source"] else "202512")
+    logit_bytes = 4 if month >= "202504" and work.compiled else 12
+    return facts, replace(work, logit_bytes=logit_bytes, split_root=month > "202507")
 
 
 def litgpt(case: Case, facts: ModelFacts, work: Workload) -> tuple[ModelFacts, Workload]:
@@ -492,9 +501,9 @@ def gpu_of(words: str) -> Gpu | None:
     found = []
     for key, gpu in GPUS.items():
         name, _, size = key.removeprefix("rtx-").partition("-")
-        if re.search(rf"(?<![a-z0-9])(rtx)?{name}(?![a-z0-9])", words.lower()):
-            if stated is None or not size or stated == int(size.removesuffix("gb")):
-                found.append(gpu)
+        named = re.search(rf"(?<![a-z0-9])(rtx)?{name}(?![a-z0-9])", words.lower())
+        if named and (stated is None or not size or stated == int(size.removesuffix("gb"))):
+            found.append(gpu)
     return max(found, key=lambda gpu: gpu.memory, default=None)
 
 
