@@ -74,5 +74,7 @@ def test_the_tests_of_a_fault_are_there(fault):
         file, _, function = name.partition("::")
         assert (HERE / file).is_file(), file
         if function:
-            defined = {node.name for node in ast.parse((HERE / file).read_text()).body if isinstance(node, ast.FunctionDef)}
+            defined = {
+                node.name for node in ast.parse((HERE / file).read_text()).body if isinstance(node, ast.FunctionDef)
+            }
             assert function in defined, name

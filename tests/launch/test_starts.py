@@ -187,7 +187,9 @@ def test_a_plan_for_another_machine_is_refused(make_record, probe):
     assert not _started(probe)
 
 
-@pytest.mark.parametrize(("visible", "taken"), [("2,3", False), ("1", False), ("GPU-5a", False), ("0,1,2", True), ("", True)])
+@pytest.mark.parametrize(
+    ("visible", "taken"), [("2,3", False), ("1", False), ("GPU-5a", False), ("0,1,2", True), ("", True)]
+)
 def test_gpus_chosen_in_the_shell_are_not_passed_over(make_record, probe, monkeypatch, visible, taken):
     """DeepSpeed's launcher counts from 0, whatever CUDA_VISIBLE_DEVICES says; the others leave it to the shell."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)

@@ -58,7 +58,9 @@ def test_a_hybrid_needs_processes_to_shard_over(workshop, count):
     assert [problem.kind for problem in caught.value.problems] == ["incompatible"]
 
 
-@pytest.mark.parametrize(("size", "good"), [(1, True), (2, True), (3, True), (6, True), (8, True), (4, False), (5, False)])
+@pytest.mark.parametrize(
+    ("size", "good"), [(1, True), (2, True), (3, True), (6, True), (8, True), (4, False), (5, False)]
+)
 def test_groups_that_hold_all_weights_are_whole(workshop, size, good):
     strategy = DEEPSPEED | {"config": {"zero_optimization": {"zero_hpz_partition_size": size}}}
     if good:
@@ -89,7 +91,9 @@ def test_the_replacement_of_a_refused_strategy_compiles(workshop, name):
     fields = re.findall(r'"(zero_stage|offload_\w+|hybrid_shard)": ("\w+"|\w+)', problem.help)
     written = re.findall(r'"(single|ddp|fsdp|deepspeed)"', problem.help)[0]
     strategy = {"type": written} | {field: json.loads(value) for field, value in fields}
-    engine = workshop.plan(f"cluster.processes_per_node={1 if written == 'single' else 2}", strategy=strategy).strategy.engine
+    engine = workshop.plan(
+        f"cluster.processes_per_node={1 if written == 'single' else 2}", strategy=strategy
+    ).strategy.engine
     assert engine == written
 
 
@@ -101,7 +105,9 @@ def test_auto_chooses_all_of_the_strategy(workshop):
     assert all('only another "type" of strategy has it' in problem.help for problem in caught.value.problems)
 
 
-@pytest.mark.parametrize(("gpu", "precision", "good"), [("t4", "fp32", True), ("a10g", "bf16", True), ("t4", "bf16", False)])
+@pytest.mark.parametrize(
+    ("gpu", "precision", "good"), [("t4", "fp32", True), ("a10g", "bf16", True), ("t4", "bf16", False)]
+)
 def test_the_gpu_computes_in_the_precision(workshop, gpu, precision, good):
     said = (f"cluster.gpu={gpu}", "cluster.device=cuda", f"training.precision={precision}")
     if good:

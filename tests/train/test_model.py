@@ -9,7 +9,9 @@ from dsft.errors import DsftError
 from dsft.train.model import build_model
 
 
-@pytest.mark.parametrize(("targets", "wrong"), [(("q_proj", "wrong_proj"), "wrong_proj"), (("nope",), "nope"), (("Q_proj",), "Q_proj")])
+@pytest.mark.parametrize(
+    ("targets", "wrong"), [(("q_proj", "wrong_proj"), "wrong_proj"), (("nope",), "nope"), (("Q_proj",), "Q_proj")]
+)
 def test_a_target_that_no_module_has_is_refused_though_another_is_found(model, data, tmp_path, targets, wrong):
     """As of a model that the compiler could not look at: peft is content with one name that matches."""
     with pytest.raises(DsftError) as caught:
