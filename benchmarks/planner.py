@@ -318,12 +318,18 @@ def with_optimizer(name: str, work: Workload) -> Workload:
 def with_loss(words: str, facts: ModelFacts, work: Workload) -> Workload:
     """Kernels for the loss. Liger and cut cross-entropy make the logits by chunks of as many values as the tokens have
     hidden ones, rounded up to a power of two, and keep the hidden states' gradient (Liger, fused_linear_cross_entropy.py):
-    counted as chunks of bf16 logits with one byte more. A cross-entropy kernel behind transformers' copy in fp32 writes
-    the gradient over that copy: 2 + 4 + 2."""
+    counted as chunks of bf16 logits with one byte more. By chunks that all stay (torchtune, modules/loss): bf16 logits,
+    fp32 log-probabilities and the gradient in bf16; compiled, each gradient takes the place of its logits. A kernel
+    behind transformers' fp32 copy of the logits writes the gradient over that copy: 2 + 4 + 2."""
     if re.search(r"liger|fused linear|cut.cross|unsloth", words):
         chunk = min(tokens(work), 2 * tokens(work) * facts.hidden // facts.vocab)
         return replace(work, logit_positions=chunk, logit_bytes=3)
+    if re.search(CHUNKED, words):
+        return replace(work, logit_bytes=2 + 2 / 8 if work.compiled else 8)
     return replace(work, logit_bytes=8) if re.search(r"fused cross|fused ce\b", words) else work
+
+
+CHUNKED = r"chunk|linear.?cross"  # eight chunks
 
 
 def engine_of(words: str, data_parallel: int) -> tuple[str, int | None]:
@@ -458,23 +464,15 @@ def peft(case: Case, facts: ModelFacts, work: Workload) -> tuple[ModelFacts, Wor
 
 
 def torchtune(case: Case, facts: ModelFacts, work: Workload) -> tuple[ModelFacts, Workload]:
-    """recipes: `dtype: bf16` is all of it, optimizer too, fused AdamW; NF4 by torchao, double-quantized. Loss in fp32 by
-    default: the model's fp32 logits, log-probabilities and gradient; compiled without the second, but the gradient in
-    bf16 too. By chunks (modules/loss): bf16 logits, whose gradients take their places chunk by chunk where compiled."""
-    chunked = re.search(r"chunk|linear.?cross", said(case)) is not None
-    in_bf16 = work.compute_bytes == BF16
-    work = replace(
-        work,
-        logit_bytes=(2.25 if work.compiled else 8) if chunked else (10 if work.compiled else 12),
-        foreach=False,
-        split_root=True,
-        quantized="nf4-double" if work.quantized else None,
-    )
-    if in_bf16:
-        at_once = work.gradient_bytes == 0
+    """recipes: `dtype: bf16` is all of it, optimizer too; fused AdamW; NF4 by torchao, double-quantized; embeddings and
+    head sharded apart (custom_sharded_layers). Where the loss is not by chunks the model gives fp32 logits: these, the
+    log-probabilities and the gradient; compiled, the first, their gradient, and that in bf16."""
+    if re.search(CHUNKED, said(case)) is None:
+        work = replace(work, logit_bytes=10 if work.compiled else 12)
+    if work.compute_bytes == BF16:
         states = {"frozen_bytes": BF16, "trained_bytes": BF16, "moment_bytes": BF16, "adapter_bytes": BF16}
-        work = replace(work, **states, gradient_bytes=0 if at_once else BF16, autocast=False)
-    return facts, work
+        work = replace(work, **states, gradient_bytes=min(work.gradient_bytes, BF16), autocast=False)
+    return facts, replace(work, foreach=False, split_root=True, quantized="nf4-double" if work.quantized else None)
 
 
 def transformers_2022(case: Case, facts: ModelFacts, work: Workload) -> tuple[ModelFacts, Workload]:
