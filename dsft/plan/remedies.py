@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from dsft.plan import record
 from dsft.plan.describe import batch_line, count, strategy_name
-from dsft.plan.outlook import Job, fastest, outlooks
-from dsft.plan.ways import Said, Way
+from dsft.plan.outlook import Job, fastest, outlook
+from dsft.plan.ways import Said, Way, open_ways
 
 MOST_GPUS, MOST_MACHINES = 8, 1024  # in a machine, in a cluster: as far as is looked for what would fit
 LORA = record.Method("lora", 16, 32.0, 0.0, "all-linear")  # the schema's defaults
@@ -23,7 +23,7 @@ def remedies(job: Job, said: Said) -> Iterator[str]:
     if way:
         yield way_line(way)
         return
-    for wanted in (said, ANY):
+    for wanted in (said, ANY) if said != ANY else (said,):
         found = list(_changes(job, wanted))
         if found:
             yield from (f"{change} with {way_line(way)}" if wanted != said else change for change, way in found)
@@ -55,8 +55,13 @@ def _changes(job: Job, said: Said) -> Iterator[tuple[str, Way]]:
 
 
 def _fitting(job: Job, said: Said) -> Way | None:
-    best = fastest(outlooks(job, said))
-    return best.way if best else None
+    """The way to take, if any fits. Of the batch's divisions two tell whether one does: one row a pass needs least, unless
+    a single pass saves FSDP the gradients of the passes before."""
+    ways = list(open_ways(said, job.cluster, job.global_batch_size))
+    least = [way for way in ways if 1 in (way.batch.per_device, way.batch.accumulation)] or ways
+    if not any(outlook(job, way).fits for way in least):
+        return None
+    return fastest(outlook(job, way) for way in ways).way
 
 
 def _larger(cluster: record.Cluster) -> Iterator[record.Cluster]:
