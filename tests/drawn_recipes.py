@@ -210,7 +210,11 @@ def good(draw):
                 seed=st.integers(0, 2**32 - 1),
             )
         ),
-        **draw(st.just({}) | _some(warmup_ratio=st.floats(0, 0.5)) | _some(warmup_steps=st.integers(0, updates))),
+        **draw(
+            st.just({})
+            | _some(warmup_ratio=st.floats(0, 0.5))
+            | _some(warmup_steps=st.integers(0, updates) | st.just(updates))
+        ),
     }
     saving = st.fixed_dictionaries({"save_steps": seldom}, optional={"keep": st.integers(1, 5)})
     resuming = _some(resume=st.sampled_from(["auto", "never"]), output_dir=st.sampled_from([None, "results/é 1"]))
