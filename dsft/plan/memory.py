@@ -173,12 +173,13 @@ def _always(facts: ModelFacts, work: Workload) -> dict[str, float]:
         "adapters": adapters(work),
         "optimizer": optimizer_state(work),
         "masters": masters(work),
+        "bucket": zero3_bucket(work),
     }
 
 
 def _lasting(facts: ModelFacts, work: Workload) -> dict[str, float]:
-    """What is there between updates too: DDP's buckets and DeepSpeed's flat gradients are never given up."""
-    buffered = gradients(work) if work.engine in ("ddp", "deepspeed") else 0
+    """What is there between updates too: DDP's buckets and ZeRO-3's gradients are never given up."""
+    buffered = gradients(work) if work.engine == "ddp" or work.zero_stage == 3 else 0
     return {**_always(facts, work), "gradients": buffered}
 
 
@@ -281,8 +282,10 @@ def activations(facts: ModelFacts, work: Workload) -> float:
     """What the forward pass keeps for the backward pass, of all layers and the last norm."""
     residual = FP32 if work.autocast else work.compute_bytes
     per_layer = {"none": layer_saved, "selective": selective_saved, "full": input_saved}[work.checkpointing]
-    top = facts.hidden * (work.norm_bytes + 2 * residual) / work.tensor_parallel
-    return tokens(work) * (facts.layers * per_layer(facts, work) + top)
+    # The last norm's input; for gradients of the head what goes into it, and of an RMSNorm's weight the normalized values.
+    inputs = 0 if not work.full else 1 if facts.model_type in LAYER_NORM else 2
+    top = facts.hidden * (work.norm_bytes + inputs * residual) / work.tensor_parallel
+    return tokens(work) * (dropout_saved(facts, work) + facts.layers * per_layer(facts, work) + top)
 
 
 def input_saved(facts: ModelFacts, work: Workload) -> float:
@@ -304,7 +307,7 @@ def layer_saved(facts: ModelFacts, work: Workload) -> float:
     if work.compiled:
         split = compiled_saved(facts, work)
     else:
-        split = norms_saved(facts, work) + mlp_saved(facts, work) + dropout_saved(facts, work)
+        split = norms_saved(facts, work) + mlp_saved(facts, work) + 2 * dropout_saved(facts, work)
         split += attention_saved(facts, work) + work.saved_bytes
     inputs = linear_inputs_saved(facts, work)
     # Behind a split norm the whole rows are collected for the matrices, and those are what is saved.
@@ -357,8 +360,10 @@ def mlp_saved(facts: ModelFacts, work: Workload) -> float:
 
 
 def dropout_saved(facts: ModelFacts, work: Workload) -> float:
-    """One byte a value: the masks behind attention and feed-forward block."""
-    return 2 * facts.hidden if facts.model_type in DROPOUT else 0
+    """The mask behind a block or the embedding: a byte a value, on a CPU a value of the activations' dtype."""
+    if facts.model_type not in DROPOUT:
+        return 0
+    return facts.hidden * (work.compute_bytes if work.device == "cpu" else 1)
 
 
 def linear_inputs_saved(facts: ModelFacts, work: Workload) -> float:
@@ -462,16 +467,25 @@ def root_parameters(facts: ModelFacts, work: Workload) -> int:
 def buffers(facts: ModelFacts, work: Workload, parameters: int) -> float:
     """What gradients of `parameters` weights pass through on their way to other ranks.
 
-    FSDP: whole as computed, and once more in the dtype that is summed. DeepSpeed: a bucket of fixed size, of which a CPU
-    only gives what is written to; stage 1 sums in it. DDP's buckets are the gradients.
+    FSDP: whole as computed, and once more in the dtype that is summed. ZeRO-1 and 2: a bucket that is made anew in every
+    pass; stage 1 sums in it. DDP's buckets are the gradients.
     """
-    if work.engine == "deepspeed":
-        bucket = work.zero_bucket if work.device == "cuda" else min(work.zero_bucket, work.trained)
-        return bucket * (work.gradient_bytes if work.zero_stage == 1 else work.compute_bytes)
+    if work.engine == "deepspeed" and work.zero_stage != 3:
+        return bucket_elements(work) * (work.gradient_bytes if work.zero_stage == 1 else work.compute_bytes)
     if work.engine != "fsdp":
         return 0
     trained = parameters if work.full else work.trained / facts.layers
     return trained * (work.compute_bytes + work.gradient_bytes) / work.tensor_parallel
+
+
+def zero3_bucket(work: Workload) -> float:
+    """ZeRO-3's, which is made once (DeepSpeed, stage3.py, `bucket.buffer`)."""
+    return bucket_elements(work) * work.compute_bytes if work.engine == "deepspeed" and work.zero_stage == 3 else 0
+
+
+def bucket_elements(work: Workload) -> int:
+    """Of a fixed size; a CPU only gives the pages of it that are written to."""
+    return work.zero_bucket if work.device == "cuda" else min(work.zero_bucket, work.trained)
 
 
 def update_temporaries(facts: ModelFacts, work: Workload) -> float:

@@ -54,7 +54,9 @@ def cpu_moments(facts: ModelFacts, work: Workload, lasting: Mapping[str, float])
     The result, if it is a whole model, is read back as a second model.
     """
     whole = loaded(facts, work)
-    before = {name: size for name, size in lasting.items() if name != "optimizer"}  # its state comes with the first update
+    before = {
+        name: size for name, size in lasting.items() if name != "optimizer"
+    }  # its state comes with the first update
     result = work.trained * FP32
     return {
         "load": {"weights": whole, "file": _mapped(facts, work)},
