@@ -33,3 +33,15 @@ def test_no_heavy_package(tmp_path, command, strategy):
         check=True,
     )
     assert process.stdout.splitlines()[-1] == "loaded:"
+
+
+@pytest.mark.parametrize("argument", ["--help", "--version"])
+def test_what_only_prints_loads_next_to_nothing(argument):
+    script = """
+import atexit, sys
+from dsft.cli import main
+atexit.register(lambda: print("loaded:", *[name for name in sys.modules if name.startswith(("dsft.", "jsonschema"))]))
+main(sys.argv[1:])
+"""
+    process = subprocess.run([sys.executable, "-c", script, argument], capture_output=True, text=True, check=True)
+    assert set(process.stdout.splitlines()[-1].split()[1:]) == {"dsft.cli", "dsft.errors"}
