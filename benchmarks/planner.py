@@ -109,6 +109,8 @@ def predict(case: Case) -> tuple[Workload, Memory, float]:
     if "activation" in case["offload"]:
         idle = comparable(case["peak_kind"], estimate(facts, replace(work, rows=0)))  # all but activations
         predicted = max(idle, predicted - offloaded_activations(facts, work))
+    if "use_cache" in said(case) and "dropped before" not in said(case):
+        predicted += cached_keys(facts, work)
     return work, memory, predicted / GIB
 
 
@@ -127,6 +129,12 @@ def offloaded_activations(facts: ModelFacts, work: Workload) -> float:
     """Bytes of saved tensors that wait on the CPU: of all layers but the five that are on their way (torchtune's
     `max_fwd_stash_size`, training/_activation_offloading.py)."""
     return max(0, 1 - 5 / facts.layers) * activations(facts, work)
+
+
+def cached_keys(facts: ModelFacts, work: Workload) -> int:
+    """Bytes of the keys and values of all layers, where the cache for generating stays on in training: transformers' own
+    checkpointing turns it off, FSDP's does not (llama-cookbook, pull/165)."""
+    return 2 * facts.layers * facts.kv_heads * facts.head_dim * tokens(work) * work.compute_bytes
 
 
 # From a case to the planner's terms ----------------------------------------------------------------------------------
@@ -320,13 +328,17 @@ def with_loss(words: str, facts: ModelFacts, work: Workload) -> Workload:
     hidden ones, rounded up to a power of two, and keep the hidden states' gradient (Liger, fused_linear_cross_entropy.py):
     counted as chunks of bf16 logits with one byte more. By chunks that all stay (torchtune, modules/loss): bf16 logits,
     fp32 log-probabilities and the gradient in bf16; compiled, each gradient takes the place of its logits. A kernel
-    behind transformers' fp32 copy of the logits writes the gradient over that copy: 2 + 4 + 2."""
+    behind transformers' fp32 copy of the logits writes the gradient over that copy: 2 + 4 + 2. Before 4.46 transformers'
+    output object held that copy; a loop may drop it."""
     if re.search(r"liger|fused linear|cut.cross|unsloth", words):
         chunk = min(tokens(work), 2 * tokens(work) * facts.hidden // facts.vocab)
         return replace(work, logit_positions=chunk, logit_bytes=3)
     if re.search(CHUNKED, words):
         return replace(work, logit_bytes=2 + 2 / 8 if work.compiled else 8)
-    return replace(work, logit_bytes=8) if re.search(r"fused cross|fused ce\b", words) else work
+    kept = {r"fused cross|fused ce\b": 8, r"dropped before": 12, r"fp32 logits": 16}
+    return replace(
+        work, logit_bytes=next((size for way, size in kept.items() if re.search(way, words)), work.logit_bytes)
+    )
 
 
 CHUNKED = r"chunk|linear.?cross"  # eight chunks
