@@ -163,6 +163,11 @@ def good(draw):
     cluster |= {"device": device} | ({"gpu": gpu} if gpu else {}) | draw(_some(memory_gib=st.integers(200, 2000)))
     precision = draw(st.sampled_from(["bf16", "fp32"] if gpu is None or GPUS[gpu].bf16 else ["fp32"]))
     flash = ["flash_attention_2"] * (device == "cuda" and precision == "bf16")
+    # Slots of user@host are what DeepSpeed's launcher cannot name.
+    named = "@" in HOSTS[int(cluster.get("hostfile", "0")[-1])] and not cluster.keys().isdisjoint(
+        {"include", "exclude"}
+    )
+    launchers = ["local", "torchrun", "accelerate"] + ["deepspeed"] * (not named)
     here = draw(
         st.sampled_from([True] * 5 + [False])
     )  # the model's files; else it is an id of the hub, of which nothing is known
@@ -237,7 +242,7 @@ def good(draw):
         "checkpoint": draw(st.just({}) | saving) | draw(resuming),
         "logging": draw(_some(logging_steps=st.integers(1, 100), tensorboard=st.booleans())),
         "cluster": cluster,
-        "launcher": {"type": draw(st.sampled_from(["local", "torchrun", "accelerate", "deepspeed"]))},
+        "launcher": {"type": draw(st.sampled_from(launchers))},
     }
 
 

@@ -108,7 +108,8 @@ def _few(names: list[str]) -> str:
 
 
 def plan_cluster(recipe: Recipe, hosts: tuple[Host, ...]) -> Cluster:
-    """Raises DsftError for more processes than the strategy can have, and for a GPU without the precision."""
+    """Raises DsftError for more processes than the strategy can have, for a GPU without the precision, and for slots that the
+    launcher cannot name."""
     slots = hosts[0].slots
     if recipe.get("strategy", "type") == "single" and len(hosts) * slots > 1:
         raise refused(
@@ -116,6 +117,14 @@ def plan_cluster(recipe: Recipe, hosts: tuple[Host, ...]) -> Cluster:
             f'"single" is one process, and the cluster has {len(hosts)}*{slots} = {len(hosts) * slots}',
             where=recipe.where("strategy", "type"),
             help='write "ddp", "fsdp" or "deepspeed", or make "processes_per_node" 1',
+        )
+    some_slots = any(host.devices not in (None, tuple(range(host.slots))) for host in hosts)
+    if recipe.get("launcher", "type") == "deepspeed" and some_slots and any(host.user for host in hosts):
+        raise refused(
+            "incompatible",
+            "DeepSpeed's launcher cannot select slots of USER@HOST",
+            where=recipe.where("launcher", "type"),
+            help="leave the user out of the hostfile and name it in ~/.ssh/config, or take another launcher",
         )
     gpu = recipe.get("cluster", "gpu")
     if gpu and not GPUS[gpu].bf16 and recipe.get("training", "precision") == "bf16":

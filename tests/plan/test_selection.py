@@ -66,3 +66,12 @@ def test_nodes_that_the_hostfile_has(workshop):
 def test_several_nodes_need_a_hostfile(workshop):
     with pytest.raises(DsftError, match="without a hostfile there is this machine alone"):
         workshop.plan(cluster={"device": "cpu", "nodes": 2})
+
+
+def test_slots_of_a_user_that_deepspeeds_launcher_cannot_name(workshop):
+    (workshop.folder / "hosts").write_text("alice@n1 slots=2\nn2 slots=2\n")
+    fields = {"device": "cpu", "hostfile": "hosts"}
+    launcher = {"type": "deepspeed"}
+    assert workshop.plan(cluster=fields, launcher=launcher) and workshop.plan(cluster=fields | {"include": "n1:0@n2:1"})
+    with pytest.raises(DsftError, match="cannot select slots of USER@HOST"):
+        workshop.plan(cluster=fields | {"include": "n1:0@n2:1"}, launcher=launcher)
