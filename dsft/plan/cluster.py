@@ -33,10 +33,11 @@ def plan_hosts(recipe: Recipe) -> tuple[Host, ...]:
         hosts = (Host("localhost", said or 1),)
     if selected:
         hosts = _selected(recipe, hosts)
-    elif said not in (None, hosts[0].slots):
+    if hostfile is not None and said not in (None, hosts[0].slots):
+        by = "the selection leaves" if selected else "the hostfile says"
         raise refused(
             "contradiction",
-            f"processes_per_node is {said}, and the hostfile says slots={hosts[0].slots}",
+            f"processes_per_node is {said}, and {by} slots={hosts[0].slots}",
             where=recipe.where("cluster", "processes_per_node"),
             help='remove "processes_per_node": the hostfile says it',
         )

@@ -49,6 +49,10 @@ def test_the_world_is_the_sum_of_the_selected_slots(workshop):
         ({"include": "n1", "exclude": "n2"}, ["said-twice both include and exclude are said"]),
         ({"include": "n1:"}, ['selection-syntax "n1:" does not name a host and its slots']),
         ({"include": "n1:0-1@@n9"}, ["selection-syntax", "selection-syntax", "selection-host"]),
+        (
+            {"include": "n1:0@n2:1", "processes_per_node": 2},
+            ["contradiction processes_per_node is 2, and the selection"],
+        ),
         ({"nodes": 3}, ["contradiction nodes is 3, and the hostfile names 2"]),
     ],
 )
