@@ -124,15 +124,15 @@ def forget_launcher(environment: dict[str, str] | os._Environ = os.environ) -> N
 
 
 def return_freed_memory() -> None:
-    """Blocks of 1 MiB and more go back to the system when they are freed.
+    """Blocks of 128 KiB and more go back to the system when they are freed.
 
-    glibc raises that threshold to 32 MiB by itself (`man mallopt`), and among smaller blocks the hole that an aligned one
-    leaves does not take the next one of its size: a process grew with every update, up to twice of what its tensors take.
-    The price is the system's zeroing of pages: a fifth more processor time, measured with a Llama of 30M parameters.
+    glibc starts there, but goes up to 32 MiB as blocks are freed (`man mallopt`), and among smaller blocks the hole that
+    an aligned one leaves does not take the next one of its size: a process grew with every update, up to twice of what
+    its tensors take. The price is the system's zeroing of pages: a fifth more processor time with a Llama of 30M parameters.
     """
     mmap_threshold = -3  # M_MMAP_THRESHOLD in malloc.h
     with contextlib.suppress(AttributeError):  # another C library than glibc
-        ctypes.CDLL(None).mallopt(mmap_threshold, 1024**2)
+        ctypes.CDLL(None).mallopt(mmap_threshold, 128 * 1024)
 
 
 def join(plan: Plan) -> World:

@@ -31,7 +31,7 @@ def test_within_a_tenth(case):
 @pytest.mark.parametrize("optim", ["adamw", "sgd"])
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_a_checkpoint_takes_what_is_planned(trained, model, data, tmp_path, method, optim):
-    run = trained(tiny.plan(model, data, tmp_path / "out", method=method, optim=optim, updates=1, save_updates=1))
+    run = trained(tiny.plan(model, data, tmp_path / "out", method=method, optim=optim, updates=2, save_updates=2))
     weights = run.weights.values()
     planned = checkpoint_bytes(Workload("single", trained=sum(w.numel() for w in weights), optimizer=optim))
     (saved,) = (run.output / "checkpoints").iterdir()
