@@ -150,10 +150,10 @@ def complete(case: Case) -> Case:
     case = {**case, **{name: str(case.get(name) or "") for name in TEXTS}}
     case |= {name: case.get(name) or least for name, least in COUNTS.items()}
     checkpointing = str(case.get("activation_checkpointing") or "none").lower()
-    moved = (
-        " activations" if re.search(r"offload|unsloth", checkpointing) else ""
-    )  # Unsloth's checkpoints are on the CPU
+    # Unsloth's checkpoints are on the CPU.
+    moved = " activations" if re.search(r"offload|unsloth", checkpointing) else ""
     case |= {"offload": case["offload"].lower() + moved, "activation_checkpointing": checkpointing}
+    case["flags"] = case.get("flags") or []
     case["gpus"] = max(case["gpus"], case["tp"] * case["pp"] * case["cp"])
     case["nodes"] = case.get("nodes") or -(-case["gpus"] // 8)
     method = case.get("method") or {}
@@ -162,7 +162,16 @@ def complete(case: Case) -> Case:
     model = dict(case["model"])
     model["heads"] = model.get("heads") or max(1, model["hidden"] // 128)
     model["kv_heads"] = model.get("kv_heads") or model["heads"]
+    model["params"] = model.get("params") or llama_parameters(model)
     return case | {"model": model}
+
+
+def llama_parameters(model: dict[str, Any]) -> int:
+    """Of a model whose case does not say: matrices and embeddings, as a Llama has them."""
+    hidden, head_dim = model["hidden"], model.get("head_dim") or model["hidden"] // model["heads"]
+    attention = 2 * hidden * head_dim * (model["heads"] + model["kv_heads"])
+    blocks = 3 * hidden * model["ffn"] * (model.get("experts") or 1)
+    return model["layers"] * (attention + blocks) + hidden * model["vocab"] * (1 if model.get("tied") else 2)
 
 
 def said(case: Case) -> str:
@@ -231,24 +240,18 @@ def facts_of(case: Case) -> ModelFacts:
 
 def model_type(model: dict[str, Any]) -> str:
     """A family with the same kind of layers: what a case does not say is a Llama's."""
-    said = f"{model['name']} {model.get('arch', '')} {model.get('mlp', '')}".lower()
+    words = f"{model.get('name')} {model.get('arch', '')} {model.get('mlp', '')}".lower()
     for word, family in FAMILIES.items():
-        if word in said:
+        if word in words:
             return family
     return "llama"
 
 
 FAMILIES = {"bert": "bert", "gpt2": "gpt2", "gpt-2": "gpt2", "opt-": "opt", "bloom": "bloom", "not gated": "gpt_neox"}
 FAMILIES |= {"neox": "gpt_neox", "pythia": "gpt_neox", "falcon": "gpt_neox", "qwen3": "qwen3", "gemma-2-": "gemma2"}
-FAMILIES |= {
-    "gemma2-": "gemma2",
-    "gemma-3-": "gemma3",
-    "phi-1": "phi",
-    "phi-2": "phi",
-    "gpt-j": "gptj",
-    "olmo-2": "olmo2",
-}
-FAMILIES |= {"santacoder": "gpt_bigcode", "starcoder": "gpt_bigcode", "mpt-": "gpt_neox"}
+FAMILIES |= {"gemma2-": "gemma2", "gemma-3-": "gemma3", "phi-1": "phi", "phi-2": "phi", "gpt-j": "gptj"}
+FAMILIES |= {"olmo-2": "olmo2", "mpt-": "gpt_neox"}
+FAMILIES |= {"santacoder": "gpt_bigcode", "starcoder": "gpt_bigcode"}
 GATED = {"llama", "qwen3", "gemma2", "gemma3", "olmo2"}
 
 
@@ -314,11 +317,11 @@ def with_optimizer(name: str, work: Workload) -> Workload:
     """Paged state is managed memory, not PyTorch's allocator's; a step in the backward pass (LOMO: always) leaves no more
     than one layer's gradients; a fused step has no temporaries; Lion, momentum and Muon keep one moment of two; GaLore
     and APOLLO keep theirs of a low rank."""
-    kinds = {r"8-?bit": "adam8bit", r"adafactor|galore|apollo": "adafactor", r"sgd(?!.*moment)|lomo": "sgd"}
+    kinds = {r"8-?bit": "adam8bit", r"adafactor|galore|apollo": "adafactor", r"sgd(?!.*momentum)|lomo": "sgd"}
     kind = next((kind for pattern, kind in kinds.items() if re.search(pattern, name)), "adamw")
     if re.search(r"in.backward|in.bwd|lomo", name):
         work = replace(work, gradient_bytes=0, foreach=False)
-    if re.search(r"lion|moment|muon", name):
+    if re.search(r"lion|momentum|muon", name):
         work = replace(work, moment_bytes=work.moment_bytes // 2)
     return replace(work, optimizer="sgd" if "paged" in name else kind, foreach=work.foreach and "fused" not in name)
 
@@ -333,15 +336,11 @@ def with_loss(words: str, facts: ModelFacts, work: Workload) -> Workload:
     if re.search(r"liger|fused linear|cut.cross|unsloth", words):
         chunk = min(tokens(work), 2 * tokens(work) * facts.hidden // facts.vocab)
         return replace(work, logit_positions=chunk, logit_bytes=3)
-    if re.search(CHUNKED, words):
+    if re.search(r"chunk|linear.?cross", words):  # eight chunks
         return replace(work, logit_bytes=2 + 2 / 8 if work.compiled else 8)
     kept = {r"fused cross|fused ce\b": 8, r"dropped before": 12, r"fp32 logits": 16}
-    return replace(
-        work, logit_bytes=next((size for way, size in kept.items() if re.search(way, words)), work.logit_bytes)
-    )
-
-
-CHUNKED = r"chunk|linear.?cross"  # eight chunks
+    size = next((size for way, size in kept.items() if re.search(way, words)), work.logit_bytes)
+    return replace(work, logit_bytes=size)
 
 
 def engine_of(words: str, data_parallel: int) -> tuple[str, int | None]:
@@ -389,12 +388,12 @@ def autocasts(precision: str) -> bool:
 def targets_of(method: dict[str, Any], facts: ModelFacts) -> tuple[str, ...]:
     names = tuple(linear.name for linear in facts.linears)
     targets = method.get("targets") or ()
-    said = re.findall(r"[\w-]+", targets if isinstance(targets, str) else " ".join(map(str, targets)))
-    if any(word.startswith("all") for word in said):
+    words = re.findall(r"[\w-]+", targets if isinstance(targets, str) else " ".join(map(str, targets)))
+    if any(word.startswith("all") for word in words):
         return names
-    if method["type"] != "full" and "ora" in method["type"] and not said:
-        said = ["q_proj", "v_proj"]  # peft's for a Llama
-    found = {name for word in said for name in TARGETS.get(word.rpartition(".")[2], (word,))}
+    if method["type"] != "full" and "ora" in method["type"] and not words:
+        words = ["q_proj", "v_proj"]  # peft's for a Llama
+    found = {name for word in words for name in TARGETS.get(word.rpartition(".")[2], (word,))}
     return tuple(name for name in names if name in found)
 
 
@@ -477,10 +476,13 @@ def peft(case: Case, facts: ModelFacts, work: Workload) -> tuple[ModelFacts, Wor
 
 def torchtune(case: Case, facts: ModelFacts, work: Workload) -> tuple[ModelFacts, Workload]:
     """recipes: `dtype: bf16` is all of it, optimizer too; fused AdamW; NF4 by torchao, double-quantized; embeddings and
-    head sharded apart (custom_sharded_layers). Where the loss is not by chunks the model gives fp32 logits: these, the
-    log-probabilities and the gradient; compiled, the first, their gradient, and that in bf16."""
-    if re.search(CHUNKED, said(case)) is None:
+    head sharded apart (custom_sharded_layers); the loss by chunks, as all configs have it since 30b8519e8 (2024-09).
+    Behind a plain loss the model gives fp32 logits: these, the log-probabilities and the gradient; compiled, the first,
+    their gradient, and that in bf16."""
+    if re.search(r"plain cross|(?<!linear)crossentropyloss|(un|not |no )chunked", json.dumps(case["flags"]).lower()):
         work = replace(work, logit_bytes=10 if work.compiled else 12)
+    else:
+        work = with_loss("chunked", facts, work)
     if work.compute_bytes == BF16:
         states = {"frozen_bytes": BF16, "trained_bytes": BF16, "moment_bytes": BF16, "adapter_bytes": BF16}
         work = replace(work, **states, gradient_bytes=min(work.gradient_bytes, BF16), autocast=False)
