@@ -35,7 +35,7 @@ FAULTS = {
     ),
     "Names of layers or LoRA targets that the model does not have": (
         "plan/test_model.py::test_targets_that_the_model_has_not",
-        "train/test_model.py::test_a_target_that_no_module_has_is_refused_though_another_is_found",
+        "train/test_build_model.py::test_a_target_that_no_module_has_is_refused_though_another_is_found",
         "recipe/wrong/fsdp-other-names.json",
         "train/test_decoder_layers.py::test_the_layers_are_those_that_transformers_would_not_split",
     ),
