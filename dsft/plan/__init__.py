@@ -140,10 +140,11 @@ def _job(recipe: Recipe, basis: _Basis, memory: int) -> Job | None:
     capacity = (host_memory or memory) // cluster.processes_per_node if cluster.device == "cpu" else None
     if cluster.gpu:
         capacity = GPUS[cluster.gpu].memory
-    if capacity is None or basis.found.facts is None:
+    facts = basis.found.facts
+    if capacity is None or facts is None or not facts.sized:
         return None
     return Job(
-        basis.found.facts,
+        facts,
         basis.found.model,
         basis.data,
         basis.method,
@@ -185,7 +186,7 @@ def _estimate(choice: Choice, job: Job | None) -> record.Estimate | None:
 
 def _unknown(recipe: Recipe, basis: _Basis) -> DsftError:
     """Why nothing can be said about memory."""
-    if basis.found.facts is None:
+    if basis.found.facts is None or not basis.found.facts.sized:
         return refused(
             "not-known",
             f"what fits is not known: the files of {basis.found.model.path} are not on this machine, or of an unknown kind",

@@ -61,6 +61,11 @@ class ModelFacts:
     chat_template: bool | None  # whether the tokenizer has one; None where there is no tokenizer to look at
     layout: Layout | None = None  # every module by name and shape; None where the family is not known
 
+    @property
+    def sized(self) -> bool:
+        """Whether all sizes are known by which activations are estimated."""
+        return min(self.layers, self.hidden, self.heads, self.head_dim, self.ffn, self.vocab, self.layer_parameters) > 0
+
 
 def read_facts(path: str, *, revision: str | None = None, where: Where | None = None) -> ModelFacts | None:
     """The facts of the model at `path`: an absolute path of a folder or of a .gguf file, or a hub id.
@@ -232,7 +237,7 @@ def _header_facts(config: Mapping[str, Any], weights: Weights) -> ModelFacts:
     text = text if isinstance(text, Mapping) else config
 
     def size(*names: str) -> int:
-        said = [value for name in names if type(value := text.get(name)) is int]
+        said = [value for name in names if type(value := text.get(name)) is int and 0 <= value < 2**31]
         return said[0] if said else 0
 
     sizes = {name: math.prod(tensor.shape) for name, tensor in weights.tensors.items()}
