@@ -85,6 +85,8 @@ class Workload:
     bucket_views: bool = True  # ddp: gradients are views of the buckets that are sent
     zero_bucket: int = ZERO_BUCKET
     zero_live: int = ZERO_LIVE
+    zero_group: int = ZERO_GROUP
+    communication_bytes: int = BF16  # deepspeed: of a gradient on its way
     offload_optimizer: bool = False
     offload_weights: bool = False
     foreach: bool = True  # the optimizer updates all parameters at once, with temporaries of their size
@@ -259,15 +261,27 @@ def gradients(work: Workload) -> float:
     if work.engine == "fsdp" and work.accumulation > 1 and not work.reduce_every_pass:
         # Their sum is whole (FSDP2's set_requires_gradient_sync, FSDP1's no_sync).
         return work.trained * work.gradient_bytes / work.tensor_parallel
-    if work.offload_weights or (work.offload_optimizer and work.zero_stage != 1):
-        return 0
+    mixed = work.compute_bytes == BF16 and work.master_bytes == FP32
+    if work.offload_optimizer and work.zero_stage != 1 and not (work.zero_stage == 2 and mixed):
+        return 0  # on their way to the host; but ZeRO-2 sums in fp32 on the device (`_build_compact_grad_partition_buffer`)
     copies = 1 if work.engine != "ddp" or work.bucket_views else 2  # DDP's buckets are a second copy where not views
-    return copies * work.trained * work.gradient_bytes / gradient_shards(work)
+    return copies * work.trained * work.gradient_bytes / gradient_shards(work) + computed_gradients(work)
+
+
+def computed_gradients(work: Workload) -> float:
+    """ZeRO-1 under bf16 keeps what the backward pass computed beside the fp32 sum, whole, until the update (DeepSpeed,
+    runtime/bf16_optimizer.py: `immediate_grad_update` is off)."""
+    bf16_optimizer = work.zero_stage == 1 and work.compute_bytes == BF16 and work.master_bytes == FP32
+    if not bf16_optimizer or work.offload_optimizer:
+        return 0
+    return work.trained * work.compute_bytes / work.tensor_parallel
 
 
 def kept_gradients(work: Workload) -> float:
     """Those that are there while a pass begins: the sum of the passes before; DDP's buckets; DeepSpeed's flat buffers."""
-    return gradients(work) if work.accumulation > 1 or work.engine in ("ddp", "deepspeed") else 0
+    if work.accumulation > 1 or work.engine == "ddp":
+        return gradients(work)
+    return gradients(work) - computed_gradients(work) if work.engine == "deepspeed" else 0
 
 
 # Activations ---------------------------------------------------------------------------------------------------------
@@ -280,7 +294,7 @@ def tokens(work: Workload) -> int:
 
 def activations(facts: ModelFacts, work: Workload) -> float:
     """What the forward pass keeps for the backward pass, of all layers and the last norm."""
-    residual = FP32 if work.autocast else work.compute_bytes
+    residual = residual_bytes(work)
     per_layer = {"none": layer_saved, "selective": selective_saved, "full": input_saved}[work.checkpointing]
     # The last norm's input; for gradients of the head what goes into it, and of an RMSNorm's weight the normalized values.
     inputs = 0 if not work.full else 1 if facts.model_type in LAYER_NORM else 2
@@ -290,7 +304,12 @@ def activations(facts: ModelFacts, work: Workload) -> float:
 
 def input_saved(facts: ModelFacts, work: Workload) -> float:
     """Bytes per token of a checkpointed layer: its input (Chen et al. 2016, arXiv:1604.06174)."""
-    return facts.hidden * (FP32 if work.autocast else work.compute_bytes) / work.tensor_parallel
+    return facts.hidden * residual_bytes(work) / work.tensor_parallel
+
+
+def residual_bytes(work: Workload) -> int:
+    """Of the sum that runs through the layers: it begins with the embedding, of which autocast makes no copy."""
+    return (work.trained_bytes if work.full else work.frozen_bytes) if work.autocast else work.compute_bytes
 
 
 def selective_saved(facts: ModelFacts, work: Workload) -> float:
@@ -325,7 +344,7 @@ def compiled_saved(facts: ModelFacts, work: Workload) -> float:
 def norms_saved(facts: ModelFacts, work: Workload) -> float:
     """RMSNorm of transformers, torchtitan and litgpt: the input in fp32 (a copy, unless the residual is that already), and
     for the gradient of its weight the normalized values. LayerNorm is one operation: its input."""
-    residual = FP32 if work.autocast else work.compute_bytes
+    residual = residual_bytes(work)
     count = NORMS.get(facts.model_type, 2)
     if facts.model_type in LAYER_NORM:
         return count * facts.hidden * residual
@@ -467,11 +486,14 @@ def root_parameters(facts: ModelFacts, work: Workload) -> int:
 def buffers(facts: ModelFacts, work: Workload, parameters: int) -> float:
     """What gradients of `parameters` weights pass through on their way to other ranks.
 
-    FSDP: whole as computed, and once more in the dtype that is summed. ZeRO-1 and 2: a bucket that is made anew in every
-    pass; stage 1 sums in it. DDP's buckets are the gradients.
+    FSDP: whole as computed, and once more in the dtype that is summed. ZeRO-1: a bucket in which it sums. ZeRO-2: a bucket
+    as computed, flat, and in the dtype that is sent (stage_1_and_2.py, `allreduce_bucket`). ZeRO-3: a second bucket, whose
+    parts are put together for each rank (comm/coalesced_collectives.py). DDP's buckets are the gradients.
     """
-    if work.engine == "deepspeed" and work.zero_stage != 3:
-        return bucket_elements(work) * (work.gradient_bytes if work.zero_stage == 1 else work.compute_bytes)
+    if work.engine == "deepspeed":
+        cast = work.communication_bytes if work.communication_bytes != work.compute_bytes else 0
+        stages = {1: work.gradient_bytes, 2: 2 * work.compute_bytes + cast, 3: work.communication_bytes}
+        return min(bucket_elements(work), work.trained) * stages[work.zero_stage or 3]
     if work.engine != "fsdp":
         return 0
     trained = parameters if work.full else work.trained / facts.layers
@@ -480,7 +502,9 @@ def buffers(facts: ModelFacts, work: Workload, parameters: int) -> float:
 
 def zero3_bucket(work: Workload) -> float:
     """ZeRO-3's, which is made once (DeepSpeed, stage3.py, `bucket.buffer`)."""
-    return bucket_elements(work) * work.compute_bytes if work.engine == "deepspeed" and work.zero_stage == 3 else 0
+    if work.engine != "deepspeed" or work.zero_stage != 3:
+        return 0
+    return bucket_elements(work) * work.communication_bytes
 
 
 def bucket_elements(work: Workload) -> int:
@@ -490,14 +514,15 @@ def bucket_elements(work: Workload) -> int:
 
 def update_temporaries(facts: ModelFacts, work: Workload) -> float:
     """torch's AdamW over all parameters at once ("foreach", the default on GPUs) needs one more tensor of their size; over
-    one at a time, of the largest one's. DeepSpeed hands over an fp32 copy of the gradients, stage 3 in groups of 1e9."""
-    if work.offload_optimizer or work.offload_weights:
+    one at a time, of the largest one's. DeepSpeed hands over an fp32 copy of the gradients, stage 3 in groups."""
+    if work.offload_optimizer:
         return 0
     own = work.trained / optimizer_shards(work)
     largest = max(facts.embedding_parameters, facts.head_parameters) if work.full else 0
     bytes_each = work.moment_bytes if work.optimizer == "adamw" else 0
     if work.engine == "deepspeed":
-        return min(own, ZERO_GROUP) * (FP32 if work.master_bytes == FP32 else work.gradient_bytes)
+        at_once = min(own, work.zero_group) if work.zero_stage == 3 else own
+        return at_once * (FP32 if work.master_bytes == FP32 else work.gradient_bytes)
     return (own if work.foreach else min(own, largest)) * bytes_each
 
 
@@ -507,7 +532,7 @@ def update_temporaries(facts: ModelFacts, work: Workload) -> float:
 def host(facts: ModelFacts, work: Workload) -> int:
     """Resident memory of a machine's processes beside the GPUs: every process loads the whole model before it is spread,
     the main one collects a whole checkpoint, and what is offloaded stays. A CPU is the device itself."""
-    loading = work.processes_per_node * process.loaded(facts, work)
+    loading = work.processes_per_node * (process.loaded(facts, work) + process.exact(work))
     kept = work.processes_per_node * (process.libraries(work) + offloaded(facts, work))
     return int(kept + max(loading, process.checkpoint_bytes(work)))
 
@@ -584,6 +609,8 @@ def workload_of(
         reduce_every_pass=True,
         zero_bucket=int(zero.get("reduce_bucket_size", ZERO_BUCKET)),
         zero_live=int(zero.get("stage3_max_live_parameters", ZERO_LIVE)),
+        zero_group=int(zero.get("sub_group_size", ZERO_GROUP)),
+        communication_bytes=FP32,  # as the compiler writes communication_data_type
         offload_optimizer=strategy.offload_optimizer == "cpu" or bool(strategy.cpu_offload),
         offload_weights=strategy.offload_param == "cpu" or bool(strategy.cpu_offload),
         foreach=cluster.device == "cuda",
