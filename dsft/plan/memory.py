@@ -261,8 +261,7 @@ def gradients(work: Workload) -> float:
     if work.engine == "fsdp" and work.accumulation > 1 and not work.reduce_every_pass:
         # Their sum is whole (FSDP2's set_requires_gradient_sync, FSDP1's no_sync).
         return work.trained * work.gradient_bytes / work.tensor_parallel
-    mixed = work.compute_bytes == BF16 and work.master_bytes == FP32
-    if work.offload_optimizer and work.zero_stage != 1 and not (work.zero_stage == 2 and mixed):
+    if work.offload_optimizer and work.zero_stage != 1 and not (work.zero_stage == 2 and sums_in_fp32(work)):
         return 0  # on their way to the host; but ZeRO-2 sums in fp32 on the device (`_build_compact_grad_partition_buffer`)
     copies = 1 if work.engine != "ddp" or work.bucket_views else 2  # DDP's buckets are a second copy where not views
     return copies * work.trained * work.gradient_bytes / gradient_shards(work) + computed_gradients(work)
@@ -271,10 +270,14 @@ def gradients(work: Workload) -> float:
 def computed_gradients(work: Workload) -> float:
     """ZeRO-1 under bf16 keeps what the backward pass computed beside the fp32 sum, whole, until the update (DeepSpeed,
     runtime/bf16_optimizer.py: `immediate_grad_update` is off)."""
-    bf16_optimizer = work.zero_stage == 1 and work.compute_bytes == BF16 and work.master_bytes == FP32
-    if not bf16_optimizer or work.offload_optimizer:
+    if work.zero_stage != 1 or work.offload_optimizer or not sums_in_fp32(work):
         return 0
     return work.trained * work.compute_bytes / work.tensor_parallel
+
+
+def sums_in_fp32(work: Workload) -> bool:
+    """Whether what DeepSpeed computes in bf16 it sums in fp32: `grad_accum_dtype`, as the compiler writes it."""
+    return work.compute_bytes == BF16 and work.gradient_bytes == FP32
 
 
 def kept_gradients(work: Workload) -> float:
