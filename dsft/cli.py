@@ -18,6 +18,8 @@ from typing import Any
 import dsft
 from dsft.errors import EXIT_FAILED, EXIT_INTERRUPTED, DsftError, Problem
 
+MOST_MACHINES = 10_000  # that `dsft plan --nodes` lays a job out for
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code. The only place that prints an error."""
@@ -301,7 +303,7 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument(
         "--debug", action="store_true", default=argparse.SUPPRESS, help="show the stack trace of an internal error"
     )
-    parser = argparse.ArgumentParser(prog="dsft", description=dsft.__doc__.partition(": ")[2], parents=[common])
+    parser = argparse.ArgumentParser(prog="dsft", description=(dsft.__doc__ or "").partition(": ")[2], parents=[common])
     parser.add_argument("--version", action="version", version=f"dsft {dsft.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
@@ -353,7 +355,7 @@ def _parser() -> argparse.ArgumentParser:
     sub = command(plan, "plan")
     takes_recipe(sub)
     sub.add_argument("--gpu", metavar="NAME", help="plan for this kind of GPU in place of the recipe's")
-    sub.add_argument("--nodes", metavar="N", type=_positive, help="plan for N machines in place of the recipe's")
+    sub.add_argument("--nodes", metavar="N", type=_machines, help="plan for N machines in place of the recipe's")
     sub.add_argument("--json", action="store_true", help="print every alternative as JSON")
     sub = command(diff, "diff")
     sub.add_argument("old", metavar="A", help="a recipe, or a compiled folder")
@@ -376,6 +378,13 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="the new model folder")
     command(schema, "schema")
     return parser
+
+
+def _machines(text: str) -> int:
+    number = _positive(text)
+    if number > MOST_MACHINES:
+        raise argparse.ArgumentTypeError(f"{text} machines are more than {MOST_MACHINES}")
+    return number
 
 
 def _positive(text: str) -> int:

@@ -85,6 +85,9 @@ def test_plan_for_other_gpus_and_machines(folder, capsys):
     assert any("fsdp hybrid" in line for line in rows(out))
     assert cli.main(["plan", "small.json", "--gpu", "t4", "--set", "training.precision=fp32"]) == 0
     assert "1 machine with 2 processes each on t4" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["plan", "auto.json", "--nodes", "999999999"])
+    assert stopped.value.code == 2 and "more than 10000" in capsys.readouterr().err
     assert cli.main(["plan", "auto.json", "--gpu", "h1000"]) == 2
     assert "error[not-allowed-value]" in capsys.readouterr().err
 
@@ -123,12 +126,15 @@ def test_no_difference(folder, capsys):
 
 def test_diff_shows_plan_files_and_memory(folder, capsys):
     text = (folder / "auto.json").read_text()
-    (folder / "zero3.json").write_text(text.replace('"type": "auto"', '"type": "deepspeed", "zero_stage": 3'))
-    assert cli.main(["diff", "auto.json", "zero3.json"]) == 0
+    for stage in (2, 3):
+        changed = text.replace('"type": "auto"', f'"type": "deepspeed", "zero_stage": {stage}')
+        (folder / f"zero{stage}.json").write_text(changed)
+    assert cli.main(["diff", "zero2.json", "zero3.json"]) == 0
     out = capsys.readouterr().out
-    assert "\n  strategy.zero_stage: " in out and " -> 3\n" in out
-    assert "--- a/deepspeed.json" in out or "--- /dev/null\n+++ b/deepspeed.json" in out
-    cli.main(["diff", "auto.json", "zero3.json", "--json"])
+    assert "\n  strategy.zero_stage: 2 -> 3\n" in out and "--- a/deepspeed.json" in out
+    assert cli.main(["diff", "ddp.json", "zero3.json"]) == 2
+    assert "error[does-not-fit]" in capsys.readouterr().err
+    cli.main(["diff", "zero2.json", "zero3.json", "--json"])
     said = json.loads(capsys.readouterr().out)
     old, new = said["memory"]["weights"]
     assert new == pytest.approx(old / 8, rel=0.01)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -137,8 +138,12 @@ def _job(recipe: Recipe, basis: _Basis, memory: int) -> Job | None:
     """What the planner works on; None where the model's files are not here or the recipe does not say the GPU."""
     cluster, said = basis.cluster, recipe.get("cluster", "memory_gib")
     host_memory = None if said is None else int(said * GIB)
-    capacity = (host_memory or memory) // cluster.processes_per_node if cluster.device == "cpu" else None
-    if cluster.gpu:
+    capacity = (
+        (memory if host_memory is None else host_memory) // cluster.processes_per_node
+        if cluster.device == "cpu"
+        else None
+    )
+    if cluster.gpu and cluster.device == "cuda":
         capacity = GPUS[cluster.gpu].memory
     facts = basis.found.facts
     if capacity is None or facts is None or not facts.sized:
@@ -153,9 +158,15 @@ def _job(recipe: Recipe, basis: _Basis, memory: int) -> Job | None:
         basis.batches[0].global_batch_size,
         capacity,
         host_memory,
-        # A new one is whole before the oldest goes.
-        recipe.get("checkpoint", "keep") + 1 if recipe.get("checkpoint", "save_steps") else 0,
+        _checkpoints(recipe, basis.training.total_updates),
     )
+
+
+def _checkpoints(recipe: Recipe, updates: int) -> int:
+    """How many are on disk at the same time: a new one is whole before the oldest goes."""
+    every = recipe.get("checkpoint", "save_steps")
+    written = math.ceil(updates / every) if every else 0  # the last update too is saved
+    return min(written, recipe.get("checkpoint", "keep") + 1)
 
 
 def _choose(recipe: Recipe, basis: _Basis, memory: int, attempt: Attempt) -> Choice:

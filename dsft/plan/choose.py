@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from dsft.errors import Problem, Where, refused
 from dsft.plan.describe import gib, strategy_name
 from dsft.plan.outlook import ALIKE, HOST_PER_GPU, RESERVE, Job, Outlook, fastest, host_memory, outlooks
-from dsft.plan.remedies import remedies
+from dsft.plan.remedies import MOST_MACHINES, remedies
 from dsft.plan.ways import Said, Way
 
 DOUBT = 1.20  # a way that the recipe spells out is refused only above this part of the memory: estimates err
+NOTHING_FITS = (
+    f"nothing that was tried would fit: up to {MOST_MACHINES} such machines, shorter rows, LoRA; take a smaller model"
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ def choose(job: Job, said: Said, *, where: Where, warn: Callable[[Problem], None
         return Choice(best.way, best, _reason(best, possible))
     least, message, needed = _nearest(job, possible)
     would_fit = list(remedies(job, said))
-    help = f"this would fit: {'; or '.join(would_fit)}" if would_fit else "a smaller model or larger machines would fit"
+    help = f"this would fit: {'; or '.join(would_fit)}" if would_fit else NOTHING_FITS
     # A CPU job may be compiled on another machine than it runs on, and it can swap.
     if job.cluster.gpu and needed > (DOUBT if said.strategy else 1.0):
         raise refused("does-not-fit", message, where=where, help=help)

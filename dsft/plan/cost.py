@@ -9,7 +9,6 @@ from dsft.plan.facts import ModelFacts
 from dsft.plan.gpus import Gpu
 from dsft.plan.memory import (
     BF16,
-    FP32,
     Workload,
     layer_saved,
     optimizer_shards,
@@ -26,7 +25,10 @@ LINK = 0.75  # of a link's rate, that NCCL's collectives reach with large messag
 LATENCY = 30e-6  # seconds of a collective, besides its bytes
 EXPOSED = 0.25  # of the shorter of computing and communicating: what does not overlap
 TOUCHED = 4  # a saved activation is written, read again, and has a gradient that is written and read
-HOST_BANDWIDTH = 100e9  # bytes a second that a machine's memory gives an optimizer on its CPUs
+HOST_BANDWIDTH = 100e9  # bytes a second that a machine's memory gives an optimizer on its CPUs: an assumption
+CPU_UPDATE = (
+    208  # bytes that torch's AdamW on a CPU moves for a weight: some twenty passes over it and its state, measured
+)
 
 
 @dataclass(frozen=True)
@@ -116,9 +118,10 @@ def sent(facts: ModelFacts, work: Workload, nodes: int) -> list[tuple[str, float
     if work.engine == "ddp":
         return [*found, ("all", 2 * everywhere * gradients, layers)]
     if work.engine == "deepspeed" and work.zero_stage in (1, 2):
+        # All-reduced, though a rank needs but its part (stage_1_and_2.py, `allreduce_and_scatter`; bf16_optimizer.py).
         reductions = 1 if work.zero_stage == 1 else passes
         updated = trained * work.compute_bytes
-        return [*found, ("all", everywhere * (reductions * gradients + updated), (reductions + 1) * layers)]
+        return [*found, ("all", everywhere * (2 * reductions * gradients + updated), (reductions + 1) * layers)]
     gathers = passes * (2 if work.reshard else 1)
     reductions = passes if work.engine == "deepspeed" or work.reduce_every_pass else 1
     link = "inside" if nodes > 1 and work.shards <= work.processes_per_node else "all"
@@ -149,13 +152,14 @@ def optimizer_time(work: Workload, gpu: Gpu) -> float:
 
 
 def offload_time(facts: ModelFacts, work: Workload, gpu: Gpu) -> float:
-    """Over PCIe: gradients down and weights up once an update; offloaded weights up in every forward and backward pass.
+    """Over PCIe: gradients down (where they are summed there, in every pass) and weights up once an update; offloaded weights up in every forward and backward pass.
     The optimizer on the CPUs is bound by the machine's memory, which its processes share."""
     seconds = 0.0
     if work.offload_optimizer:
         own = work.trained / optimizer_shards(work)
-        seconds += own * (work.gradient_bytes + work.compute_bytes) / gpu.host
-        seconds += 2 * own * (2 * FP32 + 2 * work.moment_bytes) * work.processes_per_node / HOST_BANDWIDTH
+        down = 1 if work.engine == "deepspeed" and work.zero_stage != 3 else work.accumulation
+        seconds += own * (down * work.gradient_bytes + work.compute_bytes) / gpu.host
+        seconds += own * CPU_UPDATE * work.processes_per_node / HOST_BANDWIDTH
     if work.offload_weights:
         passes = 2 * work.accumulation
         seconds += passes * whole_weights(facts, work) / weight_shards(work) / gpu.host

@@ -14,10 +14,10 @@ def strategy_name(strategy: Strategy) -> str:
         name += " hybrid"
     if strategy.reshard_after_forward is False:
         name += ", weights kept gathered"
-    if strategy.cpu_offload or strategy.offload_param == "cpu":
-        name += ", weights and optimizer in host memory"
-    elif strategy.offload_optimizer == "cpu":
-        name += ", optimizer in host memory"
+    weights = strategy.cpu_offload or strategy.offload_param == "cpu"
+    optimizer = strategy.cpu_offload or strategy.offload_optimizer == "cpu"
+    if weights or optimizer:
+        name += f", {' and '.join(['weights'] * bool(weights) + ['optimizer'] * bool(optimizer))} in host memory"
     return name
 
 

@@ -74,7 +74,9 @@ def outlooks(job: Job, said: Said) -> list[Outlook]:
 
 
 def host_memory(job: Job) -> int:
-    return job.host_memory or HOST_PER_GPU * job.capacity * job.cluster.processes_per_node
+    if job.host_memory is not None:
+        return job.host_memory
+    return HOST_PER_GPU * job.capacity * job.cluster.processes_per_node
 
 
 def fastest(outlooks: Iterable[Outlook]) -> Outlook | None:

@@ -191,7 +191,7 @@ def test_a_strategy_that_is_said_may_use_what_is_doubtful(workshop, job):
 def test_no_machine_has_the_memory_to_offload_a_giant(workshop, job):
     problem = refusal(workshop, job("meta-llama/Llama-3.1-405B", "h100-80gb"))
     assert "of each machine's own memory; 4 times its GPUs' memory would be" in problem.message
-    assert problem.help == "a smaller model or larger machines would fit"
+    assert problem.help.startswith("nothing that was tried would fit: up to 1024 such machines")
 
 
 def test_a_machines_own_memory_limits_offloading(workshop, job):

@@ -52,7 +52,8 @@ def test_attention_grows_with_the_square_of_the_length(llama):
     ("engine", "said", "weights"),
     [
         ("ddp", {}, 2 * 7 / 8 * 4),  # fp32 gradients, all-reduced
-        ("deepspeed", {"zero_stage": 1}, 7 / 8 * (4 + 2)),  # gradients reduced, bf16 weights gathered
+        ("deepspeed", {"zero_stage": 1}, 7 / 8 * (2 * 4 + 2)),  # gradients all-reduced, bf16 weights gathered
+        ("deepspeed", {"zero_stage": 2, "accumulation": 2}, 7 / 8 * (2 * 2 * 4 + 2)),
         ("fsdp", {"reduce_every_pass": True}, 7 / 8 * (2 * 2 + 4)),  # weights twice, gradients once
         ("fsdp", {"reduce_every_pass": True, "reshard": False}, 7 / 8 * (2 + 4)),
         ("fsdp", {"reduce_every_pass": True, "accumulation": 2}, 2 * 7 / 8 * (2 * 2 + 4)),
