@@ -65,7 +65,7 @@ def report_memory(rows, parts: bool) -> tuple[list[float], list[str]]:
         errors.append(error)
         by_source.setdefault(name, []).append(error)
         limit = capacity(case["gpu"])
-        over = limit is not None and memory.device / GIB > limit
+        over = limit is not None and memory.least / GIB > limit
         if over:
             refused.append(case["id"])
         print(f"  {case['peak_gib']:7.2f} {predicted:7.2f} {error:+7.1%}  {case['id']}{'  > the GPU' if over else ''}")

@@ -138,13 +138,10 @@ def _job(recipe: Recipe, basis: _Basis, memory: int) -> Job | None:
     """What the planner works on; None where the model's files are not here or the recipe does not say the GPU."""
     cluster, said = basis.cluster, recipe.get("cluster", "memory_gib")
     host_memory = None if said is None else int(said * GIB)
-    capacity = (
-        (memory if host_memory is None else host_memory) // cluster.processes_per_node
-        if cluster.device == "cpu"
-        else None
-    )
-    if cluster.gpu and cluster.device == "cuda":
-        capacity = GPUS[cluster.gpu].memory
+    if cluster.device == "cpu":
+        capacity = (host_memory or memory) // cluster.processes_per_node
+    else:
+        capacity = GPUS[cluster.gpu].memory if cluster.gpu else None
     facts = basis.found.facts
     if capacity is None or facts is None or not facts.sized:
         return None

@@ -63,17 +63,18 @@ def _nearest(job: Job, outlooks: list[Outlook]) -> tuple[Outlook, str, float]:
     on_device = [each for each in outlooks if each.lacks == "host memory"]
     if on_device:
         least = min(on_device, key=lambda each: each.memory.host)
-        needed, there = least.memory.host, host_memory(job)
-        said = "the recipe says" if job.host_memory else f"{HOST_PER_GPU} times its GPUs' memory would be"
+        needed = surely = least.memory.host
+        there = host_memory(job)
+        said = "the recipe says" if job.host_memory is not None else f"{HOST_PER_GPU} times its GPUs' memory would be"
         lacking = f"needs about {gib(needed)} of each machine's own memory; {said} {gib(there)}"
     else:
         least = min(outlooks, key=lambda each: each.memory.device)
-        needed, there = least.memory.device, job.capacity
+        needed, surely, there = least.memory.device, least.memory.least, job.capacity
         device = job.cluster.gpu or "this machine"
         lacking = (
             f"needs about {gib(needed)} a process; {device} has {gib(there)}, of which {RESERVE:.0%} should stay free"
         )
-    return least, f"{strategy_name(least.way.strategy)} {lacking}", needed / there
+    return least, f"{strategy_name(least.way.strategy)} {lacking}", surely / there
 
 
 def _reason(best: Outlook, outlooks: list[Outlook]) -> str | None:

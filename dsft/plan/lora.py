@@ -75,6 +75,14 @@ def adapted_names(facts: ModelFacts, targets: str | Sequence[str]) -> tuple[str,
     return tuple(name for name in names if name in wanted)
 
 
+def adapts_experts(facts: ModelFacts, targets: str | Sequence[str]) -> bool:
+    """Whether experts that are kept as one parameter get adapters: peft then works on whole copies of them."""
+    if facts.layout is None:
+        return False
+    converted = _CONVERTED.get(facts.model_type, {})
+    return any(converted[name] != "weight" for name in _split(facts, targets)[1])
+
+
 def unknown_targets(facts: ModelFacts, targets: str | Sequence[str]) -> tuple[str, ...]:
     """Those of `targets` that name no module LoRA can adapt. Empty for a family without formulas: nothing is known."""
     if facts.layout is None or targets == ALL_LINEAR:

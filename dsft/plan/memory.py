@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from dsft.plan import process, record
 from dsft.plan.facts import Linear, ModelFacts
-from dsft.plan.lora import adapted_names, lora_parameters
+from dsft.plan.lora import adapted_names, adapts_experts, lora_parameters
 
 GIB = 1024**3
 FP32 = 4
@@ -61,6 +61,7 @@ class Workload:
     targets: tuple[str, ...] = ()  # linear layers with an adapter
     rank: int = 0
     dropout: bool = False  # on the adapters' inputs
+    expert_adapters: bool = False  # on experts that are kept as one parameter
     frozen_bytes: int = BF16  # of a weight that is not trained
     trained_bytes: int = FP32
     gradient_bytes: int = FP32
@@ -104,6 +105,11 @@ class Memory:
     device: int
     host: int
     disk: int
+
+    @property
+    def least(self) -> int:
+        """Of the device, without what the allocator only caches: that it gives back before it fails."""
+        return self.device - self.parts.get("allocator", 0)
 
 
 def estimate(facts: ModelFacts, work: Workload) -> Memory:
@@ -302,7 +308,17 @@ def activations(facts: ModelFacts, work: Workload) -> float:
     # The last norm's input; for gradients of the head what goes into it, and of an RMSNorm's weight the normalized values.
     inputs = 0 if not work.full else 1 if facts.model_type in LAYER_NORM else 2
     top = facts.hidden * (work.norm_bytes + inputs * residual) / work.tensor_parallel
-    return tokens(work) * (dropout_saved(facts, work) + facts.layers * per_layer(facts, work) + top)
+    copies = expert_copies(facts, work) if work.checkpointing == "none" else 0
+    return copies + tokens(work) * (dropout_saved(facts, work) + facts.layers * per_layer(facts, work) + top)
+
+
+def expert_copies(facts: ModelFacts, work: Workload) -> float:
+    """Of all layers: peft adds an adapter's product to the experts' weights, and autograd keeps the sum (peft,
+    tuners/lora/layer.py, `ParamWrapper`)."""
+    if not work.expert_adapters:
+        return 0
+    idle = facts.parameters - facts.active_parameters
+    return idle * facts.experts / max(1, facts.experts - facts.experts_per_token) * work.adapter_bytes
 
 
 def input_saved(facts: ModelFacts, work: Workload) -> float:
@@ -431,11 +447,15 @@ def layer_backward(facts: ModelFacts, work: Workload) -> float:
     again = 0.0
     if work.checkpointing != "none":
         again = layer_saved(facts, work) - (selective_saved(facts, work) if work.checkpointing == "selective" else 0)
-    width = (3 if facts.gated else 2) * facts.ffn + 4 * facts.hidden
-    if work.compiled:
-        width = facts.ffn + facts.hidden
+    width = (facts.ffn + facts.hidden) if work.compiled else (3 if facts.gated else 2) * facts.ffn + 4 * facts.hidden
+    values = width * work.compute_bytes
+    if work.attention == "eager":
+        values = max(values, facts.heads * work.length * (FP32 + work.compute_bytes))  # of scores and softmax
+    # Of adapted experts their gradient, and what is made again.
+    experts = expert_copies(facts, work) / facts.layers * (1 if work.checkpointing == "none" else 2)
     dequantized = max(linear.inputs * linear.outputs for linear in facts.linears) if work.quantized else 0
-    return tokens(work) * (again + width * work.compute_bytes / work.tensor_parallel) + dequantized * work.compute_bytes
+    made = experts + dequantized * work.compute_bytes
+    return tokens(work) * (again + values / work.tensor_parallel) + made
 
 
 def logits(facts: ModelFacts, work: Workload) -> float:
@@ -470,7 +490,7 @@ def lasting_casts(facts: ModelFacts, work: Workload) -> float:
 def gathered(facts: ModelFacts, work: Workload) -> float:
     """Weights that are whole for computing. FSDP: embeddings and head, the layer at work and the next one; without
     resharding all. ZeRO-3: all, up to stage3_max_live_parameters."""
-    root = facts.embedding_parameters + facts.head_parameters
+    root = root_parameters(facts, work)
     if weight_shards(work) == work.tensor_parallel and not work.offload_weights:
         return 0
     per_weight = whole_weights(facts, work) / facts.parameters if work.quantized else work.compute_bytes
@@ -481,7 +501,7 @@ def gathered(facts: ModelFacts, work: Workload) -> float:
 
 
 def root_parameters(facts: ModelFacts, work: Workload) -> int:
-    """The most that FSDP reduces at once when the backward pass ends: what is in no layer."""
+    """What is in no layer, and FSDP gathers and reduces at once."""
     outside = (facts.embedding_parameters, facts.head_parameters)
     return max(outside) if work.split_root else sum(outside)
 
@@ -599,6 +619,7 @@ def workload_of(
         targets=targets,
         rank=method.r or 0,
         dropout=bool(method.lora_dropout),
+        expert_adapters=not full and adapts_experts(facts, method.target_modules),
         frozen_bytes=compute,
         trained_bytes=compute if deepspeed else FP32,
         master_bytes=FP32 if deepspeed else 0,

@@ -10,12 +10,13 @@ from pathlib import Path
 
 from dsft.errors import DsftError, Problem, refused
 from dsft.plan.facts import ModelFacts, read_facts
-from dsft.plan.lora import missing_partners, target_names, unknown_targets
+from dsft.plan.lora import adapts_experts, missing_partners, target_names, unknown_targets
 from dsft.plan.record import Model
 from dsft.recipe.load import nearby
 from dsft.recipe.record import Recipe, Unusable
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?")
+WITHOUT_SDPA = {"gemma2"}  # model types whose `_supports_sdpa` is False in transformers 5
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,27 @@ def ties_stay(recipe: Recipe, facts: ModelFacts) -> Iterator[Problem]:
             )
 
 
+def experts_have_no_dropout(recipe: Recipe, facts: ModelFacts) -> Iterator[Problem]:
+    targets, dropout = recipe.get("method", "target_modules"), recipe.get("method", "lora_dropout")
+    if targets and recipe.sound("method") and dropout and adapts_experts(facts, targets):
+        yield Problem(
+            "incompatible",
+            f"peft has no dropout for adapters on the experts of {facts.architecture}",
+            recipe.where("method", "lora_dropout"),
+            'write "lora_dropout": 0, or name target_modules of the attention only',
+        )
+
+
+def computes_attention(recipe: Recipe, facts: ModelFacts) -> Iterator[Problem]:
+    if facts.model_type in WITHOUT_SDPA and recipe.get("model", "attn_implementation") == "sdpa":
+        yield Problem(
+            "incompatible",
+            f"transformers has no sdpa attention for {facts.architecture}",
+            recipe.where("model", "attn_implementation"),
+            'write "attn_implementation": "eager" in "model", or "flash_attention_2" where that is installed',
+        )
+
+
 def _targets(recipe: Recipe) -> list[str] | None:
     """The names that the recipe lists. Raises Unusable where one of them is no name."""
     targets = recipe.get("method", "target_modules")
@@ -137,4 +159,4 @@ def _targets(recipe: Recipe) -> list[str] | None:
     return targets if isinstance(targets, list) else None
 
 
-RULES = (within_context, has_chat_template, targets_exist, ties_stay)
+RULES = (within_context, has_chat_template, targets_exist, ties_stay, experts_have_no_dropout, computes_attention)

@@ -11,6 +11,18 @@ from dsft.plan.describe import count, gib, strategy_name
 from dsft.plan.outlook import RESERVE, Outlook, fastest
 
 HEAD = ("strategy", "recompute", "rows x passes", "memory", "part", "s/update", "host memory", "")
+# Where it is highest.
+MOMENTS = {
+    "forward": "at the end of a forward pass",
+    "loss": "when the loss is computed",
+    "backward": "in a backward pass",
+    "reduction": "when gradients are summed",
+    "update": "in the optimizer's update",
+    "load": "when the model is loaded",
+    "start": "when the engine starts",
+    "checkpoint": "when a checkpoint is written",
+    "result": "when the result is written",
+}
 
 
 def table(comparison: Comparison) -> str:
@@ -38,7 +50,7 @@ def table(comparison: Comparison) -> str:
         lines.append((mark + "  ".join(cells) + ("" if row[7] == "chosen" else f"  {row[7]}")).rstrip())
     if choice:
         parts = ", ".join(f"{name} {gib(size)}" for name, size in _largest_first(choice.outlook))
-        lines += ["", f"Memory of a process under the line marked >: {parts}."]
+        lines += ["", f"Memory of a process under the line marked >, {MOMENTS[choice.outlook.memory.moment]}: {parts}."]
         if choice.reason:
             lines.append(f"Chosen: {choice.reason}.")
     lines.append("All of this is estimated; docs/planner.md says how and how well.")

@@ -8,6 +8,8 @@ import pytest
 from workshop import COMPLETE
 
 from dsft.errors import DsftError
+from dsft.plan.families import FAMILIES
+from dsft.plan.model import WITHOUT_SDPA
 
 
 def lora(*targets):
@@ -89,3 +91,28 @@ def test_a_hub_model_in_the_cache_is(workshop, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(workshop.folder / "cache"))
     (problem,) = problems(workshop, "model.path=org/name", **lora("anything"))
     assert problem.kind == "unknown-target"
+
+
+def test_attention_that_transformers_does_not_have(workshop):
+    path = workshop.published("google/gemma-2-2b")
+    (problem,) = problems(workshop, model={"path": path})
+    assert problem.kind == "incompatible" and '"attn_implementation": "eager"' in problem.help
+    workshop.plan(model={"path": path, "attn_implementation": "eager"})
+
+
+def test_which_families_lack_an_attention():
+    """As transformers says of the class that it builds."""
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+
+    classes = {family: MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[family]] for family in FAMILIES}
+    assert {family for family, built in classes.items() if not built._supports_sdpa} == WITHOUT_SDPA
+    assert all(built._supports_flash_attn for built in classes.values())
+
+
+def test_adapters_on_experts_have_no_dropout(workshop):
+    model = {"path": workshop.published("Qwen/Qwen3-30B-A3B")}
+    dropping = {"type": "lora", "lora_dropout": 0.1}
+    problem, *_ = problems(workshop, model=model, method=dropping)  # others say that this machine is too small
+    assert problem.kind == "incompatible" and "no dropout" in problem.message and problem.where.line is not None
+    attention = {"target_modules": ["q_proj", "v_proj"]}
+    assert workshop.plan(model=model, method=dropping | attention).method.lora_dropout == 0.1
