@@ -25,7 +25,9 @@ from dsft.plan.cost import step_time
 from dsft.plan.facts import Linear, ModelFacts
 from dsft.plan.gpus import GPUS, Gpu
 from dsft.plan.lora import lora_parameters
-from dsft.plan.memory import BF16, FP32, GIB, Memory, Workload, activations, estimate, tokens
+from dsft.plan.memory import Memory, activations, estimate, tokens
+from dsft.plan.units import BF16, FP32, GIB
+from dsft.plan.workload import Workload
 
 MEASURED = Path(__file__).with_name("measured.json")
 MEDIAN, WITHIN, SHARE = 0.08, 0.20, 0.90  # the targets

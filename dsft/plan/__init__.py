@@ -22,17 +22,18 @@ from dsft.plan.choose import Choice, Comparison, choose
 from dsft.plan.cluster import plan_cluster, plan_hosts
 from dsft.plan.data import plan_data
 from dsft.plan.deepspeed_keys import check_deepspeed_keys
-from dsft.plan.describe import GIB
 from dsft.plan.disk import check_disk
 from dsft.plan.gpus import GPUS
 from dsft.plan.machine import machine_memory
 from dsft.plan.model import Found, check_model, plan_model
-from dsft.plan.outlook import Job, outlooks
+from dsft.plan.outlook import outlooks
 from dsft.plan.record import Plan
 from dsft.plan.strategy import check_hybrid, check_offload
 from dsft.plan.training import doubts, plan_training
+from dsft.plan.units import GIB
 from dsft.plan.versions import installed_versions
 from dsft.plan.ways import Said, open_ways, said_way
+from dsft.plan.workload import Job
 from dsft.recipe.record import Recipe, Unusable
 
 __all__ = ["Comparison", "Plan", "compare", "installed_versions", "make_plan"]

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from dsft.errors import Problem, Where, refused
 from dsft.plan.describe import gib, strategy_name
-from dsft.plan.outlook import ALIKE, HOST_PER_GPU, RESERVE, Job, Outlook, fastest, host_memory, outlooks
+from dsft.plan.outlook import ALIKE, HOST_PER_GPU, RESERVE, Outlook, fastest, host_memory, outlooks
 from dsft.plan.remedies import MOST_MACHINES, remedies
 from dsft.plan.ways import Said, Way
+from dsft.plan.workload import Job
 
 DOUBT = 1.20  # a way that the recipe spells out is refused only above this part of the memory: estimates err
 NOTHING_FITS = (

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dsft.plan.record import Batch, Strategy
-
-GIB = 2**30
+from dsft.plan.units import GIB
 
 
 def strategy_name(strategy: Strategy) -> str:

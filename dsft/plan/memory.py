@@ -13,19 +13,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dsft.plan import process, record
+from dsft.plan import process
 from dsft.plan.facts import Linear, ModelFacts
-from dsft.plan.lora import adapted_names, adapts_experts, lora_parameters
-
-GIB = 1024**3
-FP32 = 4
-BF16 = 2
+from dsft.plan.units import BF16, FP32, GIB
+from dsft.plan.workload import Workload
 
 CONTEXT = GIB // 2  # CUDA's context and the kernels loaded into it: 0.4 to 0.6 GiB on A100 and H100, CUDA 12
 COMMUNICATOR = GIB // 2  # NCCL's channels and buffers of one or two communicators
-ZERO_BUCKET = 500_000_000  # elements: DeepSpeed's default reduce_bucket_size
-ZERO_LIVE = 1_000_000_000  # elements: DeepSpeed's default stage3_max_live_parameters
-ZERO_GROUP = 1_000_000_000  # elements: DeepSpeed's default sub_group_size
 
 LAYER_NORM = {"bert", "bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj", "opt", "phi", "stablelm"}
 NORMS = {"phi": 1, "gptj": 1, "falcon": 1, "gemma2": 4, "gemma3": 4, "gemma3_text": 4}  # in a layer; two in all others
@@ -35,63 +29,6 @@ DROPOUT = {"bert", "gpt2"}  # train with dropout where config.json does not say 
 
 ATTENTION_OUT = {"o_proj", "out_proj", "proj", "c_proj", "dense", "attn_out"}
 MLP_OUT = {"down_proj", "fc2", "mlp_out", "dense_4h_to_h"}
-
-
-@dataclass(frozen=True)
-class Workload:
-    """All that the memory and the time of a process depend on, besides the model."""
-
-    engine: str  # "single" | "ddp" | "fsdp" | "deepspeed"
-    zero_stage: int | None = None  # deepspeed
-    world_size: int = 1
-    processes_per_node: int = 1
-    shards: int = 1  # ranks over which one copy is split: all, or under hybrid sharding those of a node
-    tensor_parallel: int = 1  # with sequence parallelism: between the matrices every tensor is split too
-    context_parallel: int = 1
-    device: str = "cuda"  # or "cpu"
-
-    rows: int = 1  # of one pass of one process
-    length: int = 1  # tokens of a row, padding included
-    accumulation: int = 1
-    logit_positions: int | None = None  # per pass; None: all tokens
-    logit_bytes: int = 12  # per logit when the loss is worst; see `logits`
-
-    trained: int = 0  # parameters
-    full: bool = True  # all weights are trained; else adapters beside frozen weights
-    targets: tuple[str, ...] = ()  # linear layers with an adapter
-    rank: int = 0
-    dropout: bool = False  # on the adapters' inputs
-    expert_adapters: bool = False  # on experts that are kept as one parameter
-    frozen_bytes: int = BF16  # of a weight that is not trained
-    trained_bytes: int = FP32
-    gradient_bytes: int = FP32
-    master_bytes: int = 0  # the optimizer's own copy of a trained weight
-    moment_bytes: int = FP32
-    optimizer: str = "adamw"  # "adamw" | "sgd" | "adafactor" | "adam8bit"
-    compute_bytes: int = BF16  # of an activation
-    autocast: bool = False  # weights are cast in the forward pass, and the residual stream is fp32
-    adapter_bytes: int = BF16  # that adapters compute in, and keep a copy of their input in
-    quantized: str | None = None  # the frozen matrices: "nf4" | "nf4-double"
-
-    attention: str = "sdpa"  # "eager" | "sdpa" | "flash"
-    repeated_heads: bool = False  # grouped keys and values are copied to the width of the queries
-    checkpointing: str = "none"  # "full": a layer keeps its input; "selective": see `selective_saved`
-    compiled: bool = False
-    norm_bytes: int = FP32  # that RMSNorm computes in
-    saved_bytes: int = 0  # per token and layer: what a framework keeps besides what is counted here
-
-    reshard: bool = True  # fsdp: weights are dropped between forward and backward
-    reduce_every_pass: bool = False  # fsdp: else gradients stay whole until the last pass (no_sync)
-    split_root: bool = False  # fsdp: embeddings and head are sharded apart, not as one
-    bucket_views: bool = True  # ddp: gradients are views of the buckets that are sent
-    zero_bucket: int = ZERO_BUCKET
-    zero_live: int = ZERO_LIVE
-    zero_group: int = ZERO_GROUP
-    communication_bytes: int = BF16  # deepspeed: of a gradient on its way
-    offload_optimizer: bool = False
-    offload_weights: bool = False
-    foreach: bool = True  # the optimizer updates all parameters at once, with temporaries of their size
-    checkpoints: int = 0  # whole ones on disk at the same time
 
 
 @dataclass(frozen=True)
@@ -575,68 +512,3 @@ def offloaded(facts: ModelFacts, work: Workload) -> float:
 def disk(work: Workload) -> int:
     """The checkpoints that are there at the same time, and the result: an adapter, or the whole model in fp32."""
     return work.checkpoints * process.checkpoint_bytes(work) + work.trained * FP32
-
-
-# dsft's own training -------------------------------------------------------------------------------------------------
-
-
-def workload_of(
-    facts: ModelFacts,
-    model: record.Model,
-    data: record.Data,
-    method: record.Method,
-    strategy: record.Strategy,
-    batch: record.Batch,
-    training: record.Training,
-    cluster: record.Cluster,
-    checkpoints: int = 3,
-) -> Workload:
-    """What dsft.train does, in the terms of the estimate; `checkpoints` whole ones on disk: checkpoint.keep and a new one.
-
-    What is trained is fp32 under every engine, and so are gradients and moments; frozen weights are bf16 under bf16.
-    bf16 is autocast for one process and DDP, FSDP's mixed precision (weights cast as they are gathered), and DeepSpeed's
-    bf16 weights with fp32 masters.
-    """
-    bf16, full = training.precision == "bf16", method.type == "full"
-    deepspeed = strategy.engine == "deepspeed"
-    targets = () if full else adapted_names(facts, method.target_modules)
-    trained = facts.parameters if full else lora_parameters(facts, method.r, method.target_modules)
-    compute = BF16 if bf16 else FP32
-    autocast = bf16 and strategy.engine in ("single", "ddp")
-    zero = strategy.config.get("zero_optimization", {}) if deepspeed else {}
-    return Workload(
-        engine=strategy.engine,
-        zero_stage=strategy.zero_stage,
-        world_size=batch.world_size,
-        processes_per_node=cluster.processes_per_node,
-        shards=cluster.processes_per_node if strategy.hybrid_shard else batch.world_size,
-        device=cluster.device,
-        rows=batch.per_device,
-        length=data.max_length,
-        accumulation=batch.accumulation,
-        trained=trained,
-        full=full,
-        targets=targets,
-        rank=method.r or 0,
-        dropout=bool(method.lora_dropout),
-        expert_adapters=not full and adapts_experts(facts, method.target_modules),
-        frozen_bytes=compute,
-        trained_bytes=compute if deepspeed else FP32,
-        master_bytes=FP32 if deepspeed else 0,
-        optimizer=training.optim,
-        compute_bytes=compute,
-        autocast=autocast,
-        adapter_bytes=compute,
-        attention={"eager": "eager", "flash_attention_2": "flash"}.get(model.attn_implementation, "sdpa"),
-        checkpointing="full" if model.gradient_checkpointing else "none",
-        reshard=strategy.reshard_after_forward is not False,
-        reduce_every_pass=True,
-        zero_bucket=int(zero.get("reduce_bucket_size", ZERO_BUCKET)),
-        zero_live=int(zero.get("stage3_max_live_parameters", ZERO_LIVE)),
-        zero_group=int(zero.get("sub_group_size", ZERO_GROUP)),
-        communication_bytes=FP32,  # as the compiler writes communication_data_type
-        offload_optimizer=strategy.offload_optimizer == "cpu" or bool(strategy.cpu_offload),
-        offload_weights=strategy.offload_param == "cpu" or bool(strategy.cpu_offload),
-        foreach=cluster.device == "cuda",
-        checkpoints=checkpoints,
-    )

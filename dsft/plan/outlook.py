@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dsft.plan import cost, record
-from dsft.plan.facts import ModelFacts
+from dsft.plan import cost
 from dsft.plan.gpus import GPUS
-from dsft.plan.memory import Memory, estimate, workload_of
+from dsft.plan.memory import Memory, estimate
 from dsft.plan.ways import Said, Way, open_ways
+from dsft.plan.workload import Job, workload_of
 
 RESERVE = 0.10  # of a device's memory, left free for what estimates miss
 ALIKE = 0.10  # of an update's time: estimates do not tell smaller differences
-HOST_PER_GPU = (
-    4  # times its GPUs' memory: as much as machines have at most (DGX H100: 2048 GB to 640); auto goes no further
-)
-
-
-@dataclass(frozen=True)
-class Job:
-    """What all ways have in common. `capacity`: bytes of memory that one process may use; `host_memory`: bytes that the
-    processes of a machine may use besides that of GPUs, None where the recipe does not say; `checkpoints`: that are on
-    disk at the same time."""
-
-    facts: ModelFacts
-    model: record.Model
-    data: record.Data
-    method: record.Method
-    training: record.Training
-    cluster: record.Cluster
-    global_batch_size: int
-    capacity: int
-    host_memory: int | None
-    checkpoints: int
+# Times its GPUs' memory: as much as machines have at most (DGX H100: 2048 GB to 640); auto goes no further.
+HOST_PER_GPU = 4
 
 
 @dataclass(frozen=True)
@@ -52,10 +32,7 @@ class Outlook:
 
 
 def outlook(job: Job, way: Way) -> Outlook:
-    model = dataclasses.replace(job.model, gradient_checkpointing=way.gradient_checkpointing)
-    work = workload_of(
-        job.facts, model, job.data, job.method, way.strategy, way.batch, job.training, job.cluster, job.checkpoints
-    )
+    work = workload_of(job, way)
     memory = estimate(job.facts, work)
     seconds = None
     if job.cluster.gpu:

@@ -8,14 +8,11 @@ VmHWM of /proc/PID/status has it: a page that two processes share counts for bot
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from dsft.plan.facts import ModelFacts
-    from dsft.plan.memory import Workload
+from dsft.plan.facts import ModelFacts
+from dsft.plan.units import FP32, MIB
+from dsft.plan.workload import Workload
 
-MIB = 1024**2
-FP32 = 4
 # A rank that trains next to nothing (`python benchmarks/memory_here.py tiny`): interpreter, torch, transformers, peft,
 # tokenizer, and what an update loads of them. With torch 2.13 for the CPU, on Linux.
 LIBRARIES = 480 * MIB

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 
 from dsft.plan import record
 from dsft.plan.describe import batch_line, count, strategy_name
-from dsft.plan.outlook import Job, fastest, outlook
+from dsft.plan.outlook import fastest, outlook
 from dsft.plan.ways import Said, Way, open_ways
+from dsft.plan.workload import Job
 
 MOST_GPUS, MOST_MACHINES = 8, 1024  # in a machine, in a cluster: as far as is looked for what would fit
 LORA = record.Method("lora", 16, 32.0, 0.0, "all-linear")  # the schema's defaults
-
-
 ANY = Said()
 
 

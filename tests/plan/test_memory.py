@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from dsft.plan import memory
 from dsft.plan.facts import read_facts
 from dsft.plan.lora import adapted_names, lora_parameters
-from dsft.plan.memory import BF16, FP32, GIB, Workload, estimate
+from dsft.plan.memory import estimate
+from dsft.plan.units import BF16, FP32, GIB
+from dsft.plan.workload import Workload
 
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 320, "hidden_size": 64,

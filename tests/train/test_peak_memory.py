@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import tiny
 
-from dsft.plan.memory import Workload
 from dsft.plan.process import checkpoint_bytes
+from dsft.plan.workload import Workload
 
 pytestmark = pytest.mark.slow
 
