@@ -192,16 +192,16 @@ def summary(plan, artifacts, directory: Path) -> str:
 
 def memory_lines(plan) -> list[str]:
     """What the planner expects, where it knows model and device."""
-    from dsft.plan.describe import gib
+    from dsft.plan.describe import shown_size
 
     if plan.estimate is None:
         return []
     expected = plan.estimate
     reason = [f"            {expected.reason}"] if expected.reason else []
-    part = f"{expected.device_bytes / expected.capacity_bytes:.0%} of {gib(expected.capacity_bytes)}"
-    lines = [*reason, f"  memory    about {gib(expected.device_bytes)} a process, {part}"]
+    part = f"{expected.device_bytes / expected.capacity_bytes:.0%} of {shown_size(expected.capacity_bytes)}"
+    lines = [*reason, f"  memory    about {shown_size(expected.device_bytes)} a process, {part}"]
     if expected.host_bytes and plan.cluster.device == "cuda":
-        lines.append(f"            and {gib(expected.host_bytes)} of each machine's own memory")
+        lines.append(f"            and {shown_size(expected.host_bytes)} of each machine's own memory")
     if expected.seconds_per_update is not None:
         lines.append(f"  time      about {expected.seconds_per_update:.2g} s an update, by estimate")
     return lines

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from dsft.plan.describe import gib
+from dsft.plan.describe import MOMENTS, shown_size
 from dsft.plan.record import Plan, differences
 
 # Hashes of other things that differ, and what the planner expects, which is told apart.
@@ -15,7 +15,7 @@ FOLLOWING = ("recipe_sha256", "files", "estimate")
 
 def changes(old: Plan, new: Plan, old_files: Mapping[str, str], new_files: Mapping[str, str]) -> dict[str, Any]:
     """`plan`: path -> [old, new]. `files`: name -> unified diff, of those that differ. `memory`: part -> [old, new]
-    bytes, where both are known."""
+    bytes at the worst moment of each, where both are known; `moments`: which these are."""
     plan = {path: [a, b] for path, a, b in differences(old, new) if path.split(".")[0] not in FOLLOWING}
     names = dict.fromkeys((*old_files, *new_files))
     files = {name: _diff(name, old_files.get(name), new_files.get(name)) for name in names if name != "plan.json"}
@@ -23,6 +23,7 @@ def changes(old: Plan, new: Plan, old_files: Mapping[str, str], new_files: Mappi
         "plan": plan,
         "files": {name: text for name, text in files.items() if text},
         "memory": _memory(old, new),
+        "moments": [plan.estimate and plan.estimate.moment for plan in (old, new)],
     }
 
 
@@ -33,10 +34,11 @@ def render(changes: Mapping[str, Any]) -> str:
     for text in changes["files"].values():
         lines += ["", text.rstrip("\n")]
     if changes["memory"]:
-        lines += ["", "memory of a process"]
+        old, new = changes["moments"]
+        lines += ["", f"memory of a process {MOMENTS[new]}" + (f"; before, {MOMENTS[old]}" if old != new else "")]
         for part, (old, new) in changes["memory"].items():
-            change = f" ({'+' if new > old else '-'}{gib(abs(new - old))})" if new != old else ""
-            lines.append(f"  {part.ljust(24)}{gib(old).rjust(10)} -> {gib(new).rjust(10)}{change}")
+            change = f" ({'+' if new > old else '-'}{shown_size(abs(new - old))})" if new != old else ""
+            lines.append(f"  {part.ljust(24)}{shown_size(old).rjust(10)} -> {shown_size(new).rjust(10)}{change}")
     return "\n".join(lines)
 
 

@@ -8,6 +8,7 @@ import pytest
 from workshop import COMPLETE, Workshop
 
 from dsft import cli
+from dsft.plan.describe import MOMENTS
 
 AUTO = {"max_steps": 5, "global_batch_size": 32, "learning_rate": 1e-5}
 
@@ -139,6 +140,7 @@ def test_diff_shows_plan_files_and_memory(folder, capsys):
     old, new = said["memory"]["weights"]
     assert new == pytest.approx(old / 8, rel=0.01)
     assert said["memory"]["in all"][1] < said["memory"]["in all"][0]
+    assert f"memory of a process {MOMENTS[said['moments'][1]]}" in out
     assert said["plan"]["strategy.zero_stage"][1] == 3
 
 

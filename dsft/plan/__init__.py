@@ -184,6 +184,7 @@ def _estimate(choice: Choice, job: Job | None) -> record.Estimate | None:
     memory = choice.outlook.memory
     return record.Estimate(
         memory=memory.parts,
+        moment=memory.moment,
         device_bytes=memory.device,
         capacity_bytes=job.capacity,
         host_bytes=memory.host,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dsft.errors import Problem, Where, refused
-from dsft.plan.describe import gib, strategy_name
+from dsft.plan.describe import shown_size, strategy_name
 from dsft.plan.outlook import ALIKE, HOST_PER_GPU, RESERVE, Outlook, fastest, host_memory, outlooks
 from dsft.plan.remedies import MOST_MACHINES, remedies
 from dsft.plan.ways import Said, Way
@@ -67,14 +67,13 @@ def _nearest(job: Job, outlooks: list[Outlook]) -> tuple[Outlook, str, float]:
         needed = surely = least.memory.host
         there = host_memory(job)
         said = "the recipe says" if job.host_memory is not None else f"{HOST_PER_GPU} times its GPUs' memory would be"
-        lacking = f"needs about {gib(needed)} of each machine's own memory; {said} {gib(there)}"
+        lacking = f"needs about {shown_size(needed)} of each machine's own memory; {said} {shown_size(there)}"
     else:
         least = min(outlooks, key=lambda each: each.memory.device)
         needed, surely, there = least.memory.device, least.memory.least, job.capacity
-        device = job.cluster.gpu or "this machine"
-        lacking = (
-            f"needs about {gib(needed)} a process; {device} has {gib(there)}, of which {RESERVE:.0%} should stay free"
-        )
+        has = f"{job.cluster.gpu} has" if job.cluster.gpu else "this machine has for each"
+        lacking = f"needs about {shown_size(needed)} a process; {has} {shown_size(there)}"
+        lacking += f", of which {RESERVE:.0%} should stay free"
     return least, f"{strategy_name(least.way.strategy)} {lacking}", surely / there
 
 

@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 from dsft.plan.record import Batch, Strategy
-from dsft.plan.units import GIB
+from dsft.plan.units import GIB, MIB
+
+# At which the memory of a process can be highest.
+MOMENTS = {
+    "forward": "at the end of a forward pass",
+    "loss": "when the loss is computed",
+    "backward": "in a backward pass",
+    "reduction": "when gradients are summed",
+    "update": "in the optimizer's update",
+    "load": "when the model is loaded",
+    "start": "when the engine starts",
+    "checkpoint": "when a checkpoint is written",
+    "result": "when the result is written",
+}
 
 
 def strategy_name(strategy: Strategy) -> str:
@@ -32,6 +45,8 @@ def count(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
 
 
-def gib(size: float) -> str:
-    """Bytes, as in "12.3 GiB"."""
+def shown_size(size: float) -> str:
+    """Bytes, as in "123 MiB", "12.3 GiB" or "123 GiB"."""
+    if size < GIB:
+        return f"{size / MIB:.0f} MiB"
     return f"{size / GIB:.1f} GiB" if size < 100 * GIB else f"{size / GIB:.0f} GiB"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dsft.errors import DsftError, Problem
 from dsft.plan.choose import Choice
-from dsft.plan.describe import gib
+from dsft.plan.describe import shown_size
 from dsft.plan.record import Checkpoint
 from dsft.recipe.record import Recipe
 
@@ -28,7 +28,7 @@ def check_disk(recipe: Recipe, checkpoint: Checkpoint, choice: Choice, warn: Cal
     elsewhere = recipe.get("cluster", "hostfile") is not None
     problem = Problem(
         "disk-space",
-        f"checkpoints and result need about {gib(needed)}, and {folder}{' here' * elsewhere} has {gib(free)} free",
+        f"checkpoints and result need about {shown_size(needed)}, and {folder}{' here' * elsewhere} has {shown_size(free)} free",
         recipe.where("checkpoint", "output_dir"),
         'choose another "output_dir", a smaller "keep", or make room',
         severity="warning" if elsewhere else "error",

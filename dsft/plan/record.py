@@ -131,9 +131,10 @@ class Estimate:
     """What the planner expects. Training does not look at it."""
 
     memory: Mapping[str, int]  # bytes by part on the device of one process, at the peak
+    moment: str  # when that is: a name in describe.MOMENTS
     device_bytes: int  # their sum
     capacity_bytes: int  # what one process may use
-    host_bytes: int  # on each machine, of what is offloaded to its memory
+    host_bytes: int  # of each machine's own memory
     disk_bytes: int  # checkpoints and result together
     seconds_per_update: float | None  # None where the speed of the device is not known
     reason: str | None  # why this way, where the recipe leaves several open

@@ -7,22 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from dsft.plan.choose import Comparison
-from dsft.plan.describe import count, gib, strategy_name
+from dsft.plan.describe import MOMENTS, count, shown_size, strategy_name
 from dsft.plan.outlook import RESERVE, Outlook, fastest
 
 HEAD = ("strategy", "recompute", "rows x passes", "memory", "part", "s/update", "host memory", "")
-# Where it is highest.
-MOMENTS = {
-    "forward": "at the end of a forward pass",
-    "loss": "when the loss is computed",
-    "backward": "in a backward pass",
-    "reduction": "when gradients are summed",
-    "update": "in the optimizer's update",
-    "load": "when the model is loaded",
-    "start": "when the engine starts",
-    "checkpoint": "when a checkpoint is written",
-    "result": "when the result is written",
-}
 
 
 def table(comparison: Comparison) -> str:
@@ -34,7 +22,7 @@ def table(comparison: Comparison) -> str:
     work = f"{job.method.type}, {job.training.precision}, {job.global_batch_size} rows of up to {job.data.max_length} tokens"
     lines = [
         f"{facts.architecture}, {facts.parameters / 1e9:.2f} billion parameters; {work}",
-        f"{machines} with {processes} each on {cluster.gpu or 'cpu'}; {gib(job.capacity)} a process, {RESERVE:.0%} to stay free",
+        f"{machines} with {processes} each on {cluster.gpu or 'cpu'}; {shown_size(job.capacity)} a process, {RESERVE:.0%} to stay free",
         "",
     ]
     rows = [
@@ -49,7 +37,7 @@ def table(comparison: Comparison) -> str:
         mark = "> " if row[7] == "chosen" else "  "
         lines.append((mark + "  ".join(cells) + ("" if row[7] == "chosen" else f"  {row[7]}")).rstrip())
     if choice:
-        parts = ", ".join(f"{name} {gib(size)}" for name, size in _largest_first(choice.outlook))
+        parts = ", ".join(f"{name} {shown_size(size)}" for name, size in _largest_first(choice.outlook))
         lines += ["", f"Memory of a process under the line marked >, {MOMENTS[choice.outlook.memory.moment]}: {parts}."]
         if choice.reason:
             lines.append(f"Chosen: {choice.reason}.")
@@ -91,6 +79,7 @@ def _data(outlook: Outlook) -> dict[str, Any]:
     return {
         **dataclasses.asdict(outlook.way),
         "memory": dict(memory.parts),
+        "moment": memory.moment,
         "device_bytes": memory.device,
         "host_bytes": memory.host,
         "disk_bytes": memory.disk,
@@ -106,10 +95,10 @@ def _row(outlook: Outlook, capacity: int, chosen: bool) -> tuple[str, ...]:
         strategy_name(way.strategy),
         "yes" if way.gradient_checkpointing else "no",
         f"{way.batch.per_device} x {way.batch.accumulation}",
-        gib(memory.device),
+        shown_size(memory.device),
         f"{memory.device / capacity:.0%}",
         "" if outlook.seconds is None else f"{outlook.seconds:.2f}",
-        gib(memory.host) if memory.host else "",
+        shown_size(memory.host) if memory.host else "",
         "chosen" if chosen else f"too little {outlook.lacks}" if outlook.lacks else "",
     )
 

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from dsft.plan.describe import batch_line, count, gib, strategy_name
+from dsft.plan.describe import batch_line, count, shown_size, strategy_name
 from dsft.plan.record import Plan
 from dsft.train.loop import Update
 from dsft.train.memory import planned
@@ -211,9 +211,9 @@ def closing(plan: Plan, result: Path, evaluations: list[float], seconds: float, 
     """The closing lines: what came out, where it is, what it took, and what to do with it."""
     kind = "adapter" if plan.method.type == "lora" else "model"
     rows = {kind: str(result), "metrics": str(Path(plan.checkpoint.output_dir) / METRICS)}
-    rows["memory"] = f"at most {gib(peak)} a process"
+    rows["memory"] = f"at most {shown_size(peak)} a process"
     if plan.estimate:
-        rows["memory"] += f"; {gib(planned(plan.estimate))} were planned"
+        rows["memory"] += f"; {shown_size(planned(plan.estimate))} were planned"
     if plan.logging.tensorboard:
         rows["curves"] = f"tensorboard --logdir {shlex.quote(str(Path(plan.checkpoint.output_dir) / 'tensorboard'))}"
     rows["try it"] = f'dsft generate {shlex.quote(str(result))} "Who are you?"'

@@ -117,7 +117,7 @@ def test_nothing_but_our_own_lines(trained, engine):
         r"smollm2-identity-lora|  (model|method|strategy|batch|data|steps|output) +\S.*"
         r"|evaluation after \d updates: loss [\d.]+"
         r"|update \d/4  loss [\d.]+  lr \S+  grad norm [\d.]+  [\d,]+ tokens/s  \d+:\d\d left"
-        r"|  memory +at most [\d.]+ GiB a process; [\d.]+ GiB were planned"
+        r"|  memory +at most [\d.]+ [GM]iB a process; [\d.]+ [GM]iB were planned"
         r"|checkpoint \S+|Done in \d+:\d\d\..*|  (adapter|metrics|try it|merge it) +\S.*"
     )
     assert [line for line in lines if not ours.fullmatch(line.rstrip())] == []

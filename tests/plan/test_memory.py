@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsft.plan import memory
+from dsft.plan.describe import MOMENTS
 from dsft.plan.facts import read_facts
 from dsft.plan.lora import adapted_names, lora_parameters
 from dsft.plan.memory import estimate
@@ -299,3 +300,9 @@ def test_on_a_cpu_a_sharded_checkpoint_can_be_the_worst_moment(facts):
     assert found.moment == "checkpoint"
     assert found.parts["collected"] == 12 * facts.parameters
     assert estimate(facts, full(facts, "single", **short)).parts.get("collected", 0) == 0
+
+
+def test_every_moment_has_a_name_for_people(facts):
+    """`dsft plan` and `dsft diff` show it."""
+    work = full(facts, "fsdp", device="cpu")
+    assert {*memory._moments(facts, work), *memory.process.cpu_moments(facts, work, {})} == set(MOMENTS)
