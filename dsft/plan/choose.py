@@ -71,9 +71,10 @@ def _nearest(job: Job, outlooks: list[Outlook]) -> tuple[Outlook, str, float]:
     else:
         least = min(outlooks, key=lambda each: each.memory.device)
         needed, surely, there = least.memory.device, least.memory.least, job.capacity
-        has = f"{job.cluster.gpu} has" if job.cluster.gpu else "this machine has for each"
-        lacking = f"needs about {shown_size(needed)} a process; {has} {shown_size(there)}"
-        lacking += f", of which {RESERVE:.0%} should stay free"
+        has = f"{job.cluster.gpu} has {shown_size(there)}"
+        if not job.cluster.gpu:
+            has = f"this machine has {shown_size(there)} for each"
+        lacking = f"needs about {shown_size(needed)} a process; {has}, of which {RESERVE:.0%} should stay free"
     return least, f"{strategy_name(least.way.strategy)} {lacking}", surely / there
 
 

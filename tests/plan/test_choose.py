@@ -207,7 +207,7 @@ def test_on_cpus_the_simplest_that_fits(workshop):
     assert (plan.strategy.engine, plan.batch.per_device, plan.estimate.seconds_per_update) == ("ddp", 8, None)
     assert plan.estimate.capacity_bytes == 2 * GIB
     (warning,) = workshop.warnings("cluster.memory_gib=1", **auto)
-    assert warning.kind == "memory-tight" and "this machine has for each 512 MiB" in warning.message
+    assert warning.kind == "memory-tight" and "this machine has 512 MiB for each" in warning.message
 
 
 def test_differences_below_what_estimates_tell_do_not_count(workshop, job):
