@@ -1,34 +1,42 @@
 """Time of an update, estimated from floating point operations, bytes of memory and bytes sent. For comparing ways to do
-the same job: the order is worth more than the seconds, which leave out kernels' start, loading of data, and imbalance."""
+the same job: the order is worth more than the seconds, which leave out kernels' start, loading of data, and imbalance.
+
+Times are seconds, sizes bytes, rates a second; what a function counts is of one process and, where it does not say of a
+pass, of one update.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dsft.plan.facts import ModelFacts
 from dsft.plan.gpus import Gpu
 from dsft.plan.memory import (
-    BF16,
-    Workload,
     layer_saved,
+    masters,
     optimizer_shards,
+    optimizer_state,
     tokens,
     weight_shards,
     whole_weights,
 )
+from dsft.plan.units import BF16
+from dsft.plan.workload import Workload
 
-# Of the data sheet's dense peak, in the matrix products of whole training steps: PaLM reports 46 % (Chowdhery et al. 2022,
-# arXiv:2204.02311, table 3), Megatron-LM 52 % (Narayanan et al. 2021, arXiv:2104.04473), torchtitan about 40 %.
+# Of the data sheet's dense peak, in the matrix products of whole training steps: PaLM reports 46 % (Chowdhery et al.
+# 2022, arXiv:2204.02311, table 3), Megatron-LM up to 52 % (Narayanan et al. 2021, arXiv:2104.04473, table 1),
+# torchtitan 58 % on A100 and 33 to 39 % on H100 (docs/performance.md of 2024-07 and of 2024-12).
 ACHIEVED = 0.5
-ATTENTION_ACHIEVED = 0.35  # FlashAttention-2 on an H100 (Shah et al. 2024, arXiv:2407.08608, section 1)
+ATTENTION_ACHIEVED = 0.35  # of the same peak: FlashAttention-2 on an H100 (Shah et al. 2024, arXiv:2407.08608)
 LINK = 0.75  # of a link's rate, that NCCL's collectives reach with large messages (nccl-tests, "busbw")
-LATENCY = 30e-6  # seconds of a collective, besides its bytes
-EXPOSED = 0.25  # of the shorter of computing and communicating: what does not overlap
+LATENCY = 30e-6  # seconds of a collective, besides its bytes: an assumption
+EXPOSED = 0.25  # of the shorter of computing and communicating: what does not overlap; an assumption
 TOUCHED = 4  # a saved activation is written, read again, and has a gradient that is written and read
 HOST_BANDWIDTH = 100e9  # bytes a second that a machine's memory gives an optimizer on its CPUs: an assumption
-CPU_UPDATE = (
-    208  # bytes that torch's AdamW on a CPU moves for a weight: some twenty passes over it and its state, measured
-)
+# Bytes that an update on a CPU moves for a weight. torch's AdamW, measured: some twenty passes over it and its state.
+# SGD without momentum reads the weight and its gradient, and writes the weight, all fp32.
+CPU_ADAMW, CPU_SGD = 208, 12
 
 
 @dataclass(frozen=True)
@@ -44,32 +52,46 @@ class Cost:
     sent: float  # bytes
 
 
+class Sent(NamedTuple):
+    """What one process sends in collectives of one kind, in one update."""
+
+    link: str  # "all" ranks, those "inside" a machine, or "between" machines
+    size: float  # bytes of all of them
+    count: int
+
+
 def step_time(facts: ModelFacts, work: Workload, gpu: Gpu, nodes: int) -> Cost:
     """What an update of `work` costs on `gpu`, its processes spread over `nodes` machines.
 
     seconds = longer + EXPOSED x shorter of (compute, communication), + optimizer + offload
     """
-    matrices, attention = matrix_flops(facts, work), attention_flops(facts, work)
-    flops = work.accumulation * (matrices + attention)
-    peak = gpu.flops if work.compute_bytes == BF16 else gpu.flops_fp32
-    arithmetic = (matrices / ACHIEVED + attention / ATTENTION_ACHIEVED) / peak
-    compute = work.accumulation * (arithmetic + touched_bytes(facts, work) / gpu.bandwidth)
+    flops = work.accumulation * (matrix_flops(facts, work) + attention_flops(facts, work))
+    compute = work.accumulation * pass_time(facts, work, gpu)
     collectives = sent(facts, work, nodes)
-    total = sum(size for _, size, _ in collectives)
-    waiting = LATENCY * sum(count for _, _, count in collectives)
-    communication = waiting + sum(size / (LINK * rate(link, work, gpu, nodes)) for link, size, _ in collectives)
+    communication = sum(collective_time(each, work, gpu, nodes) for each in collectives)
     optimizer, offload = optimizer_time(work, gpu), offload_time(facts, work, gpu)
     longer, shorter = max(compute, communication), min(compute, communication)
     seconds = longer + EXPOSED * shorter + optimizer + offload
-    return Cost(seconds, compute, communication, optimizer, offload, flops, total)
+    return Cost(seconds, compute, communication, optimizer, offload, flops, sum(each.size for each in collectives))
+
+
+# Computing -----------------------------------------------------------------------------------------------------------
+
+
+def pass_time(facts: ModelFacts, work: Workload, gpu: Gpu) -> float:
+    """Seconds of a forward and backward pass: operations at the share of the peak that they reach, then what is
+    elementwise at the memory's bandwidth."""
+    peak = gpu.flops if work.compute_bytes == BF16 else gpu.flops_fp32
+    operations = matrix_flops(facts, work) / ACHIEVED + attention_flops(facts, work) / ATTENTION_ACHIEVED
+    return operations / peak + touched_bytes(facts, work) / gpu.bandwidth
 
 
 def matrix_flops(facts: ModelFacts, work: Workload) -> float:
-    """Of the matrix products in one forward and backward pass of one process.
+    """Operations of the matrix products in one forward and backward pass.
 
     A matrix of n weights takes 2n a token forward, 2n for the gradient of its input, and 2n for its own where it is
-    trained (Kaplan et al. 2020, arXiv:2001.08361, section 2.1). Checkpointing repeats the layers' forward pass, selective
-    checkpointing every second matrix of it.
+    trained (Kaplan et al. 2020, arXiv:2001.08361, section 2.1). Checkpointing repeats the layers' forward pass,
+    selective checkpointing every second matrix of it.
     """
     positions = tokens(work) if work.logit_positions is None else work.logit_positions
     head = positions * facts.vocab * facts.hidden
@@ -80,61 +102,30 @@ def matrix_flops(facts: ModelFacts, work: Workload) -> float:
 
 
 def attention_flops(facts: ModelFacts, work: Workload) -> float:
-    """Of causal attention in one forward and backward pass: 2 x length x width a token and layer forward, which is half of
-    the whole square; 2.5 times that backward (Dao 2023, arXiv:2307.08691, section 4.1)."""
+    """Operations of causal attention in one forward and backward pass: 2 x length x width a token and layer forward,
+    which is half of the whole square; 2.5 times that backward (Dao 2023, arXiv:2307.08691, section 4.1)."""
     forward = tokens(work) * facts.layers * 2 * work.length * facts.heads * facts.head_dim
     return forward * (3.5 + (work.checkpointing == "full")) / work.tensor_parallel
 
 
 def touched_bytes(facts: ModelFacts, work: Workload) -> float:
-    """Bytes that everything but the matrices moves in a pass: what is elementwise is bound by the memory's bandwidth."""
+    """Bytes that everything but the matrices moves in a pass: what is elementwise is bound by the memory's bandwidth.
+    Checkpointing repeats the forward half of them."""
     again = 1.5 if work.checkpointing != "none" else 1
     return TOUCHED * again * tokens(work) * facts.layers * layer_saved(facts, work)
 
 
-def sent(facts: ModelFacts, work: Workload, nodes: int) -> list[tuple[str, float, int]]:
-    """What one process sends in an update: (link, bytes, number of collectives).
+# Communicating -------------------------------------------------------------------------------------------------------
 
-    A ring over n ranks sends (n - 1)/n of the data in an all-gather or a reduce-scatter, twice that in an all-reduce
-    (Rajbhandari et al. 2019, section 7). Gradients travel once an update, but where they are
-    sharded in every pass; weights in every pass under FSDP and ZeRO-3, forward and backward. `link`: "all" ranks, those "inside" a machine, or "between".
-    """
-    passes, trained = work.accumulation, work.trained / work.tensor_parallel
-    gradients = trained * work.gradient_bytes
-    weights = facts.parameters * work.compute_bytes if work.full else whole_weights(facts, work)
-    weights /= work.tensor_parallel
-    ranks = work.world_size // work.tensor_parallel
-    found: list[tuple[str, float, int]] = []
-    if work.tensor_parallel > 1:
-        # Korthikanti et al. 2022, section 4.2: four a layer forward, as many backward, and again where it is recomputed.
-        each = tokens(work) * facts.hidden * work.compute_bytes * (work.tensor_parallel - 1) / work.tensor_parallel
-        count = passes * facts.layers * (12 if work.checkpointing == "full" else 8)
-        found.append(("inside", count * each, count))
-    if work.engine == "single" or ranks == 1:
-        return found
-    ring = (work.shards - 1) / work.shards
-    everywhere = (ranks - 1) / ranks
-    layers = facts.layers + 1
-    if work.engine == "ddp":
-        return [*found, ("all", 2 * everywhere * gradients, layers)]
-    if work.engine == "deepspeed" and work.zero_stage in (1, 2):
-        # All-reduced, though a rank needs but its part (stage_1_and_2.py, `allreduce_and_scatter`; bf16_optimizer.py).
-        reductions = 1 if work.zero_stage == 1 else passes
-        updated = trained * work.compute_bytes
-        return [*found, ("all", everywhere * (2 * reductions * gradients + updated), (reductions + 1) * layers)]
-    gathers = passes * (2 if work.reshard else 1)
-    reductions = passes if work.engine == "deepspeed" or work.reduce_every_pass else 1
-    link = "inside" if nodes > 1 and work.shards <= work.processes_per_node else "all"
-    found.append((link, ring * (gathers * weights + reductions * gradients), (gathers + reductions) * layers))
-    if work.shards < ranks:
-        copies = ranks // work.shards
-        found.append(("between", 2 * (copies - 1) / copies * gradients / work.shards, layers))
-    return found
+
+def collective_time(each: Sent, work: Workload, gpu: Gpu, nodes: int) -> float:
+    """Seconds of its bytes at the share of the link's rate that is reached, and of its starts."""
+    return each.size / (LINK * rate(each.link, work, gpu, nodes)) + LATENCY * each.count
 
 
 def rate(link: str, work: Workload, gpu: Gpu, nodes: int) -> float:
-    """Bytes a second of one process on a link. A ring over machines enters and leaves each by all of its GPUs' shares of
-    the network at once."""
+    """Bytes a second of one process on a link. A ring over machines enters and leaves each by all of its GPUs' shares
+    of the network at once."""
     if link == "between":
         return gpu.between
     if link == "inside" or nodes == 1:
@@ -142,25 +133,114 @@ def rate(link: str, work: Workload, gpu: Gpu, nodes: int) -> float:
     return min(gpu.inside, gpu.between * work.processes_per_node)
 
 
+def sent(facts: ModelFacts, work: Workload, nodes: int) -> list[Sent]:
+    """What one process sends in an update.
+
+    A ring over n ranks sends (n - 1)/n of the data in an all-gather or a reduce-scatter, twice that in an all-reduce
+    (Rajbhandari et al. 2019, arXiv:1910.02054, section 7).
+    """
+    found = tensor_parallel_sent(facts, work) if work.tensor_parallel > 1 else []
+    if work.engine == "single" or replicas(work) == 1:
+        return found
+    if work.engine == "ddp":
+        return [*found, *ddp_sent(facts, work)]
+    if work.engine == "deepspeed" and work.zero_stage in (1, 2):
+        return [*found, *zero_sent(facts, work)]
+    return [*found, *sharded_sent(facts, work, nodes)]
+
+
+def tensor_parallel_sent(facts: ModelFacts, work: Workload) -> list[Sent]:
+    """A layer gathers or scatters its tokens four times forward, as often backward, and forward again where it is
+    recomputed (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2)."""
+    each = tokens(work) * facts.hidden * work.compute_bytes * ring(work.tensor_parallel)
+    count = work.accumulation * facts.layers * (12 if work.checkpointing == "full" else 8)
+    return [Sent("inside", count * each, count)]
+
+
+def ddp_sent(facts: ModelFacts, work: Workload) -> list[Sent]:
+    """Gradients are all-reduced, once an update."""
+    return [Sent("all", 2 * ring(replicas(work)) * gradient_size(work), groups(facts))]
+
+
+def zero_sent(facts: ModelFacts, work: Workload) -> list[Sent]:
+    """ZeRO 1 and 2: gradients are all-reduced, though a rank needs but its part (stage_1_and_2.py,
+    `allreduce_and_scatter`; bf16_optimizer.py), in stage 2 in every pass; updated weights are gathered."""
+    reductions = 1 if work.zero_stage == 1 else work.accumulation
+    updated = work.trained / work.tensor_parallel * work.compute_bytes
+    size = ring(replicas(work)) * (2 * reductions * gradient_size(work) + updated)
+    return [Sent("all", size, (reductions + 1) * groups(facts))]
+
+
+def sharded_sent(facts: ModelFacts, work: Workload, nodes: int) -> list[Sent]:
+    """FSDP and ZeRO 3: weights are gathered in every pass, forward and, where they were dropped since, backward;
+    gradients are reduced to shards in every pass, or once where they stay whole until the last. Copies that are split
+    inside machines all-reduce their shards of gradients between them, once an update."""
+    gathers = work.accumulation * (2 if work.reshard else 1)
+    reductions = work.accumulation if work.engine == "deepspeed" or work.reduce_every_pass else 1
+    size = ring(work.shards) * (gathers * gathered_size(facts, work) + reductions * gradient_size(work))
+    link = "inside" if nodes > 1 and work.shards <= work.processes_per_node else "all"
+    found = [Sent(link, size, (gathers + reductions) * groups(facts))]
+    if work.shards < replicas(work):
+        copies = replicas(work) // work.shards
+        found.append(Sent("between", 2 * ring(copies) * gradient_size(work) / work.shards, groups(facts)))
+    return found
+
+
+def ring(ranks: int) -> float:
+    """Of the data, what a rank sends in an all-gather or a reduce-scatter."""
+    return (ranks - 1) / ranks
+
+
+def replicas(work: Workload) -> int:
+    """Ranks that see other rows."""
+    return work.world_size // work.tensor_parallel
+
+
+def groups(facts: ModelFacts) -> int:
+    """Of weights that travel together: the layers, and what is in none."""
+    return facts.layers + 1
+
+
+def gradient_size(work: Workload) -> float:
+    """Bytes of all gradients as they are summed."""
+    return work.trained * work.gradient_bytes / work.tensor_parallel
+
+
+def gathered_size(facts: ModelFacts, work: Workload) -> float:
+    """Bytes of all weights as they are gathered: trained in the dtype that is computed in, frozen as stored."""
+    whole = facts.parameters * work.compute_bytes if work.full else whole_weights(facts, work)
+    return whole / work.tensor_parallel
+
+
+# Updating ------------------------------------------------------------------------------------------------------------
+
+
 def optimizer_time(work: Workload, gpu: Gpu) -> float:
-    """Every byte of weights, gradients and state is read once and written once."""
+    """Seconds of the update on the GPU: every byte of a process' weights, gradients, masters and state is read once and
+    written once. SGD, which has no momentum here, has no state."""
     if work.offload_optimizer:
         return 0.0
-    moments = 2 * work.moment_bytes if work.optimizer == "adamw" else 2
-    per_weight = work.trained_bytes + work.gradient_bytes + work.master_bytes + moments
-    return 2 * per_weight * work.trained / optimizer_shards(work) / gpu.bandwidth
+    own = work.trained / optimizer_shards(work)
+    held = own * (work.trained_bytes + work.gradient_bytes) + masters(work) + optimizer_state(work)
+    return 2 * held / gpu.bandwidth
 
 
 def offload_time(facts: ModelFacts, work: Workload, gpu: Gpu) -> float:
-    """Over PCIe: gradients down (where they are summed there, in every pass) and weights up once an update; offloaded weights up in every forward and backward pass.
-    The optimizer on the CPUs is bound by the machine's memory, which its processes share."""
+    """Seconds over PCIe and on the CPUs."""
     seconds = 0.0
     if work.offload_optimizer:
-        own = work.trained / optimizer_shards(work)
-        down = 1 if work.engine == "deepspeed" and work.zero_stage != 3 else work.accumulation
-        seconds += own * (down * work.gradient_bytes + work.compute_bytes) / gpu.host
-        seconds += own * CPU_UPDATE * work.processes_per_node / HOST_BANDWIDTH
+        seconds += offloaded_update_time(work, gpu)
     if work.offload_weights:
-        passes = 2 * work.accumulation
-        seconds += passes * whole_weights(facts, work) / weight_shards(work) / gpu.host
+        # In every pass up for the forward and up for the backward pass.
+        seconds += 2 * work.accumulation * whole_weights(facts, work) / weight_shards(work) / gpu.host
     return seconds
+
+
+def offloaded_update_time(work: Workload, gpu: Gpu) -> float:
+    """Seconds of: gradients down, once an update, or in every pass where they are summed there; the update, bound by
+    the machine's memory, which its processes share; updated weights up."""
+    own = work.trained / optimizer_shards(work)
+    down = 1 if work.engine == "deepspeed" and work.zero_stage != 3 else work.accumulation
+    moved = own * (down * work.gradient_bytes + work.compute_bytes)
+    update = own * (CPU_SGD if work.optimizer == "sgd" else CPU_ADAMW)
+    return moved / gpu.host + update * work.processes_per_node / HOST_BANDWIDTH

@@ -1,49 +1,63 @@
-"""GPUs: what a training process can use of them. Sizes are bytes, rates a second, links in one direction."""
+"""GPUs: what a training process can use of them. Sizes are bytes, rates are a second, links are in one direction."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-MIB = 1024**2
-PCIE3, PCIE4, PCIE5 = 12e9, 24e9, 48e9  # sixteen lanes, as copies reach; the specification says 15.8, 31.5 and 63
+from dsft.plan.units import MIB
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """`memory`: what CUDA reports as total, which is less than the name says. `flops`: dense, 16 bits with fp32 sums: bf16,
-    fp16 where `bf16` is False; `flops_fp32`: without TF32, as PyTorch multiplies fp32. `bandwidth`: of the memory.
+    """One device: an MI250X is two. Sheets give NVLink in both directions together, of which this is one."""
 
-    `inside`: to the other GPUs of a machine, NVLink's sum over links or PCIe; `between`: one GPU's share of the network of
-    a typical machine (an assumption: clusters differ); `host`: to the machine's own memory. Rates are of the vendor's
-    data sheet, `source`; a sheet that names NVLink in both directions is halved, and an MI250X is two devices.
-    """
-
-    memory: int
-    flops: float
-    flops_fp32: float
-    bandwidth: float
-    inside: float
-    between: float
-    host: float
+    memory: int  # bytes that CUDA reports as total: less than is built in, by what ECC and the driver take
+    flops: float  # operations a second, dense, 16 bits with fp32 sums: bf16, or fp16 where `bf16` is False
+    flops_fp32: float  # operations a second, as PyTorch multiplies fp32: without TF32, which dsft.train leaves off
+    bandwidth: float  # bytes a second, of the device's memory
+    inside: float  # bytes a second to the other GPUs of a machine: all links of NVLink or Infinity Fabric, or PCIe
+    between: float  # bytes a second to other machines: one GPU's share of the network
+    host: float  # bytes a second to the machine's own memory
     bf16: bool
-    source: str
+    source: str  # of operations, bandwidth and links between GPUs
 
+
+# Sixteen lanes, as copies reach: about three quarters of the specification's 15.8, 31.5 and 63 GB/s (PCI-SIG).
+PCIE3, PCIE4, PCIE5 = 12e9, 24e9, 48e9
+
+
+def share(gigabits: float, gpus: int) -> float:
+    """Bytes a second of a network that a machine's GPUs have together, for one of them."""
+    return gigabits * 1e9 / 8 / gpus
+
+
+# Networks are an assumption, for clusters differ: the machine that the vendor builds, or one that can be rented.
+DESKTOP = share(10, 1)  # 10 Gb/s Ethernet
+G4DN = share(100, 8)  # AWS g4dn.metal, 8 T4; g5.48xlarge with 8 A10G and g6.48xlarge with 8 L4 have as much
+G6E = share(400, 8)  # AWS g6e.48xlarge, 8 L40S
+DGX_1 = share(4 * 100, 8)  # four EDR InfiniBand adapters
+DGX_A100 = share(8 * 200, 8)  # eight HDR InfiniBand adapters, with 40 GB and with 80 GB
+DGX_H100 = share(8 * 400, 8)  # eight NDR InfiniBand adapters; DGX H200 and B200 and Azure's ND MI300X v5 have as much
+FRONTIER = share(4 * 200, 8)  # four Slingshot adapters for four MI250X, which are eight devices (OLCF, user guide)
 
 GPUS = {
-    "t4": Gpu(15_095 * MIB, 65e12, 8.1e12, 320e9, PCIE3, 3e9, PCIE3, False, "NVIDIA T4 data sheet"),
-    "v100-16gb": Gpu(16_160 * MIB, 125e12, 15.7e12, 900e9, 150e9, 3e9, PCIE3, False, "NVIDIA V100 data sheet, SXM2"),
-    "v100-32gb": Gpu(32_510 * MIB, 125e12, 15.7e12, 900e9, 150e9, 3e9, PCIE3, False, "NVIDIA V100 data sheet, SXM2"),
-    "rtx-3090": Gpu(24_260 * MIB, 71e12, 35.6e12, 936e9, PCIE4, 1.2e9, PCIE4, True, "NVIDIA Ampere GA102 white paper"),
-    "rtx-4090": Gpu(24_210 * MIB, 165e12, 82.6e12, 1008e9, PCIE4, 1.2e9, PCIE4, True, "NVIDIA Ada white paper"),
-    "a10g": Gpu(22_730 * MIB, 70e12, 35e12, 600e9, PCIE4, 3e9, PCIE4, True, "NVIDIA A10G data sheet"),
-    "l4": Gpu(22_690 * MIB, 121e12, 30.3e12, 300e9, PCIE4, 3e9, PCIE4, True, "NVIDIA L4 data sheet"),
-    "l40s": Gpu(45_590 * MIB, 362e12, 91.6e12, 864e9, PCIE4, 12.5e9, PCIE4, True, "NVIDIA L40S data sheet"),
-    "a100-40gb": Gpu(40_340 * MIB, 312e12, 19.5e12, 1555e9, 300e9, 12.5e9, PCIE4, True, "NVIDIA A100 data sheet, SXM4"),
-    "a100-80gb": Gpu(81_150 * MIB, 312e12, 19.5e12, 2039e9, 300e9, 25e9, PCIE4, True, "NVIDIA A100 data sheet, SXM4"),
-    "h100-80gb": Gpu(81_080 * MIB, 989e12, 67e12, 3350e9, 450e9, 50e9, PCIE5, True, "NVIDIA H100 data sheet, SXM5"),
-    "h100-96gb": Gpu(97_320 * MIB, 989e12, 67e12, 2400e9, 450e9, 50e9, PCIE5, True, "torchtitan: 95.04 GiB of HBM2e"),
-    "h200": Gpu(143_160 * MIB, 989e12, 67e12, 4800e9, 450e9, 50e9, PCIE5, True, "NVIDIA H200 data sheet, SXM5"),
-    "b200": Gpu(182_640 * MIB, 2250e12, 75e12, 8000e9, 900e9, 50e9, PCIE5, True, "NVIDIA DGX B200 data sheet"),
-    "mi250x": Gpu(65_520 * MIB, 191.5e12, 47.9e12, 1638e9, 100e9, 25e9, PCIE4, True, "AMD MI250X data sheet; half"),
-    "mi300x": Gpu(196_500 * MIB, 1307e12, 163e12, 5300e9, 448e9, 50e9, PCIE5, True, "AMD MI300X data sheet"),
+    "t4": Gpu(15_095 * MIB, 65e12, 8.1e12, 320e9, PCIE3, G4DN, PCIE3, False, "NVIDIA T4 product brief"),
+    "v100-16gb": Gpu(16_160 * MIB, 125e12, 15.7e12, 900e9, 150e9, DGX_1, PCIE3, False, "NVIDIA V100 SXM data sheet"),
+    "v100-32gb": Gpu(32_510 * MIB, 125e12, 15.7e12, 900e9, 150e9, DGX_1, PCIE3, False, "NVIDIA V100 SXM data sheet"),
+    "rtx-3090": Gpu(24_260 * MIB, 71e12, 35.6e12, 936e9, PCIE4, DESKTOP, PCIE4, True, "NVIDIA GA102 white paper"),
+    "rtx-4090": Gpu(24_210 * MIB, 165e12, 82.6e12, 1008e9, PCIE4, DESKTOP, PCIE4, True, "NVIDIA Ada white paper"),
+    "a10g": Gpu(22_730 * MIB, 70e12, 35e12, 600e9, PCIE4, G4DN, PCIE4, True, "NVIDIA A10G data sheet"),
+    "l4": Gpu(22_690 * MIB, 121e12, 30.3e12, 300e9, PCIE4, G4DN, PCIE4, True, "NVIDIA L4 data sheet"),
+    "l40s": Gpu(45_590 * MIB, 362e12, 91.6e12, 864e9, PCIE4, G6E, PCIE4, True, "NVIDIA L40S data sheet"),
+    "a100-40gb": Gpu(40_340 * MIB, 312e12, 19.5e12, 1555e9, 300e9, DGX_A100, PCIE4, True, "NVIDIA A100 SXM data sheet"),
+    "a100-80gb": Gpu(81_150 * MIB, 312e12, 19.5e12, 2039e9, 300e9, DGX_A100, PCIE4, True, "NVIDIA A100 SXM data sheet"),
+    "h100-80gb": Gpu(81_080 * MIB, 989e12, 67e12, 3350e9, 450e9, DGX_H100, PCIE5, True, "NVIDIA H100 SXM data sheet"),
+    # With HBM2e: Meta's Grand Teton, 400 Gb/s for a GPU. Memory and its bandwidth as torchtitan's benchmarks say.
+    "h100-96gb": Gpu(97_320 * MIB, 989e12, 67e12, 2400e9, 450e9, DGX_H100, PCIE5, True, "NVIDIA H100 SXM data sheet"),
+    "h200": Gpu(143_160 * MIB, 989e12, 67e12, 4800e9, 450e9, DGX_H100, PCIE5, True, "NVIDIA H200 SXM data sheet"),
+    "b200": Gpu(182_640 * MIB, 2250e12, 75e12, 8000e9, 900e9, DGX_H100, PCIE5, True, "NVIDIA DGX B200 data sheet"),
+    # Its matrix units multiply fp32. To most of the other devices go two links of 50 GB/s (OLCF: 50 to 100 GB/s).
+    "mi250x": Gpu(65_520 * MIB, 191.5e12, 47.9e12, 1638e9, 100e9, FRONTIER, PCIE4, True, "AMD MI250X data sheet; half"),
+    # Seven links of 64 GB/s.
+    "mi300x": Gpu(196_500 * MIB, 1307e12, 163.4e12, 5300e9, 448e9, DGX_H100, PCIE5, True, "AMD MI300X data sheet"),
 }
