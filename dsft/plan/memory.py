@@ -26,6 +26,9 @@ NORMS = {"phi": 1, "gptj": 1, "falcon": 1, "gemma2": 4, "gemma3": 4, "gemma3_tex
 QUERY_KEY_NORM = {"qwen3", "qwen3_moe", "gemma3", "gemma3_text", "olmo2"}
 TANH_GELU = {"gpt2", "gptj", "phi", "gpt_neo"}  # written out in Python: three more tensors are saved
 DROPOUT = {"bert", "gpt2"}  # train with dropout where config.json does not say otherwise
+FP32_NORM = {"gemma", "gemma2", "gemma3", "gemma3_text"}  # RMSNorm multiplies by its weight before it rounds
+SOFT_CAPPED = {"gemma2"}  # tanh of scores and logits
+FUSED = {"gpt_neox", "phi3"}  # queries and keys are rotated copies of parts of one tensor, and the values keep it whole
 
 ATTENTION_OUT = {"o_proj", "out_proj", "proj", "c_proj", "dense", "attn_out"}
 MLP_OUT = {"down_proj", "fc2", "mlp_out", "dense_4h_to_h"}
@@ -91,7 +94,7 @@ def _moments(facts: ModelFacts, work: Workload) -> dict[str, dict[str, float]]:
     saved, one_layer = activations(facts, work), layer_backward(facts, work)
     ready, cast, lasting = gathered(facts, work), casts(facts, work), lasting_casts(facts, work)
     scores = logits(facts, work)
-    plain = scores * work.compute_bytes / work.logit_bytes
+    plain = scores * work.compute_bytes / work.logit_bytes  # not yet fp32
     return {
         "forward": {**always, "gradients": kept, "activations": saved, "logits": plain, "gathered": ready + cast},
         "loss": {**always, "gradients": kept, "activations": saved, "logits": scores, "gathered": ready + lasting},
@@ -304,7 +307,8 @@ def norms_saved(facts: ModelFacts, work: Workload) -> float:
     count = NORMS.get(facts.model_type, 2)
     if facts.model_type in LAYER_NORM:
         return count * facts.hidden * residual
-    per_value = work.norm_bytes + (residual if work.full else 0)
+    normalized = work.norm_bytes if facts.model_type in FP32_NORM else residual
+    per_value = work.norm_bytes + (normalized if work.full else 0)
     saved = count * facts.hidden * per_value
     if facts.model_type in QUERY_KEY_NORM:
         saved += (facts.heads + facts.kv_heads) * facts.head_dim * per_value
@@ -320,51 +324,63 @@ def attention_saved(facts: ModelFacts, work: Workload) -> float:
     query = facts.heads * facts.head_dim
     key = query if work.repeated_heads or work.attention == "eager" else facts.kv_heads * facts.head_dim
     saved = work.compute_bytes * (2 * query + 2 * key)
+    if facts.model_type in FUSED:
+        copied = query if work.device == "cpu" else 0  # the output, which sdpa on a CPU lays out as the queries are
+        saved += work.compute_bytes * (query + key + copied)
     if work.attention != "eager":
         return saved + FP32 * facts.heads
     copy = work.compute_bytes if work.compute_bytes != FP32 or facts.model_type in DROPOUT else 0
     mask = 1 if facts.model_type in DROPOUT else 0
-    return saved + facts.heads * work.length * (FP32 + copy + mask)
+    capped = work.compute_bytes if facts.model_type in SOFT_CAPPED else 0
+    return saved + facts.heads * work.length * (FP32 + copy + mask + capped)
 
 
 def mlp_saved(facts: ModelFacts, work: Workload) -> float:
     """Inside the feed-forward block: the activation function's input; with a gate also what is multiplied. The input of
     the last matrix is counted with the matrices'."""
     values = 3 if facts.gated else 4 if facts.model_type in TANH_GELU else 1
-    return values * facts.ffn * work.compute_bytes
+    # What experts return is multiplied by the router's weights.
+    return (values * facts.ffn + facts.experts_per_token * facts.hidden) * work.compute_bytes
 
 
 def dropout_saved(facts: ModelFacts, work: Workload) -> float:
-    """The mask behind a block or the embedding: a byte a value, on a CPU a value of the activations' dtype."""
-    if facts.model_type not in DROPOUT:
-        return 0
-    return facts.hidden * (work.compute_bytes if work.device == "cpu" else 1)
+    """The mask behind a block or the embedding."""
+    return facts.hidden * mask_bytes(work) if facts.model_type in DROPOUT else 0
+
+
+def mask_bytes(work: Workload) -> int:
+    """Of a value that dropout may drop; on a CPU the mask is of the values' dtype."""
+    return work.compute_bytes if work.device == "cpu" else 1
 
 
 def linear_inputs_saved(facts: ModelFacts, work: Workload) -> float:
     """A matrix that is trained, or has an adapter, saves its input; a frozen one does not.
 
     Matrices with the same input share it, unless each makes a copy: autocast casts for every matrix; an adapter of
-    another dtype casts, and one with dropout has its own values (and a mask of a byte). The output of the attention is
+    another dtype casts, and one with dropout has its own values and a mask. The output of the attention is
     saved by the attention already.
     """
     if work.full:
         inputs = [(_source(facts, linear), linear.inputs) for linear in facts.linears]
         if not work.autocast:
             inputs = list(dict.fromkeys(inputs))
-        width = sum(inputs for source, inputs in inputs if source != "attention") + expert_inputs(facts)
+        router = facts.hidden if facts.experts else 0
+        width = sum(inputs for source, inputs in inputs if source != "attention") + router + expert_inputs(facts)
         return work.compute_bytes * width
     adapted = [linear for linear in facts.linears if linear.name in work.targets]
     down = work.rank * len(adapted) * work.adapter_bytes
+    if work.expert_adapters:
+        down += work.compute_bytes * expert_inputs(facts)
     if work.autocast or work.dropout or work.adapter_bytes != work.compute_bytes:
-        return down + sum(linear.inputs for linear in adapted) * (work.adapter_bytes + (1 if work.dropout else 0))
+        each = work.adapter_bytes + (mask_bytes(work) if work.dropout else 0)
+        return down + each * sum(linear.inputs for linear in adapted)
     shared = {(_source(facts, linear), linear.inputs) for linear in adapted}
     return down + work.compute_bytes * sum(inputs for source, inputs in shared if source != "attention")
 
 
 def expert_inputs(facts: ModelFacts) -> int:
-    """Of the experts that a token passes: their copies of it, and the products. transformers 5 keeps experts as one
-    parameter, not as linear layers."""
+    """Of the experts that a token passes, trained or adapted: their copies of it, and the products. transformers 5 keeps
+    experts as one parameter, not as linear layers."""
     return facts.experts_per_token * facts.hidden + facts.ffn if facts.experts else 0
 
 
@@ -399,10 +415,11 @@ def logits(facts: ModelFacts, work: Workload) -> float:
     """The output head and the loss: `logit_bytes` for every logit.
 
     With the loss in fp32, as here: the log-probabilities that the forward pass saves, their gradient and the logits'
-    gradient, 4 each, make 12. A loop that still holds the model's bf16 logits then has 2 more.
+    gradient, 4 each, make 12. A loop that still holds the model's bf16 logits then has 2 more. Soft-capping saves its tanh.
     """
     positions = tokens(work) if work.logit_positions is None else work.logit_positions
-    return positions * facts.vocab * work.logit_bytes / work.tensor_parallel
+    capped = work.compute_bytes if facts.model_type in SOFT_CAPPED else 0
+    return positions * facts.vocab * (work.logit_bytes + capped) / work.tensor_parallel
 
 
 # What strategies need besides ----------------------------------------------------------------------------------------
@@ -473,13 +490,14 @@ def bucket_elements(work: Workload) -> int:
 
 
 def update_temporaries(facts: ModelFacts, work: Workload) -> float:
-    """torch's AdamW over all parameters at once ("foreach", the default on GPUs) needs one more tensor of their size; over
-    one at a time, of the largest one's. DeepSpeed hands over an fp32 copy of the gradients, stage 3 in groups."""
+    """torch's optimizers over all parameters at once ("foreach", the default on GPUs) need one more tensor of their size;
+    over one at a time, of the largest one's. SGD only where decay is added to the gradients. DeepSpeed hands over an fp32
+    copy of the gradients, stage 3 in groups."""
     if work.offload_optimizer:
         return 0
     own = work.trained / optimizer_shards(work)
     largest = max(facts.embedding_parameters, facts.head_parameters) if work.full else 0
-    bytes_each = work.moment_bytes if work.optimizer == "adamw" else 0
+    bytes_each = work.moment_bytes if work.optimizer == "adamw" or work.weight_decay else 0
     if work.engine == "deepspeed":
         at_once = min(own, work.zero_group) if work.zero_stage == 3 else own
         return at_once * (FP32 if work.master_bytes == FP32 else work.gradient_bytes)

@@ -42,6 +42,7 @@ class Workload:
     master_bytes: int = 0  # the optimizer's own copy of a trained weight
     moment_bytes: int = FP32
     optimizer: str = "adamw"  # "adamw" | "sgd" | "adafactor" | "adam8bit"
+    weight_decay: bool = False
     compute_bytes: int = BF16  # of an activation
     autocast: bool = False  # weights are cast in the forward pass, and the residual stream is fp32
     adapter_bytes: int = BF16  # that adapters compute in, and keep a copy of their input in
@@ -126,6 +127,7 @@ def workload_of(job: Job, way: Way) -> Workload:
         trained_bytes=compute if deepspeed else FP32,
         master_bytes=FP32 if deepspeed else 0,
         optimizer=job.training.optim,
+        weight_decay=job.training.weight_decay > 0,
         compute_bytes=compute,
         autocast=autocast,
         adapter_bytes=compute,

@@ -26,6 +26,21 @@ GPT2 = {
     "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 320, "n_embd": 64, "n_layer": 3, "n_head": 4,
     "n_positions": 256, "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.0,
 }  # fmt: skip
+# Three layers of each family that is built its own way.
+_OF_LLAMA = LLAMA | {"head_dim": 16, "pad_token_id": 0}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+DECODERS = {
+    "llama": LLAMA,
+    "gpt2": GPT2,
+    "qwen3": _OF_LLAMA | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]},
+    "qwen3_moe": _OF_LLAMA | _EXPERTS | {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]},
+    "gemma": _OF_LLAMA | {"model_type": "gemma", "architectures": ["GemmaForCausalLM"]},
+    "gemma2": _OF_LLAMA | {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]},
+    "gemma3_text": _OF_LLAMA | {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"]},
+    "phi": _OF_LLAMA | {"model_type": "phi", "architectures": ["PhiForCausalLM"]},
+    "phi3": _OF_LLAMA | {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"]},
+    "gpt_neox": _OF_LLAMA | {"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"]},
+}
 STAGES = [("deepspeed", stage) for stage in (1, 2, 3)]
 ENGINES = [("single", None), ("ddp", None), ("fsdp", None), *STAGES]
 
@@ -93,23 +108,38 @@ def test_eager_attention_as_its_paper_has_it(facts):
 # Against PyTorch -----------------------------------------------------------------------------------------------------
 
 
+def on_cpu(facts, method: str, number: int = FP32, **changes) -> Workload:
+    """As a model works all of whose weights are of `number` bytes."""
+    made = {"full": full, "lora": lora}[method]
+    values = {"frozen_bytes": number, "trained_bytes": number, "adapter_bytes": number, "compute_bytes": number}
+    return made(facts, rows=2, length=96, device="cpu", **values | changes)
+
+
 @pytest.mark.parametrize("method", ["full", "lora"])
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
 @pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
-def test_activations_are_what_autograd_saves(facts_of, config, checkpointing, method):
+def test_checkpointed_activations_are_what_autograd_saves(facts_of, config, method):
     facts = facts_of(config)
-    made = {"full": full, "lora": lora}[method](
-        facts,
-        rows=2,
-        length=96,
-        device="cpu",
-        compute_bytes=FP32,
-        frozen_bytes=FP32,
-        adapter_bytes=FP32,
-        checkpointing=checkpointing,
-    )
-    inside = memory.activations(facts, made)
-    assert saved_bytes(config, made) == pytest.approx(inside, rel=0.04)
+    work = on_cpu(facts, method, checkpointing="full")
+    assert saved_bytes(config, work) == pytest.approx(memory.activations(facts, work), rel=0.04)
+
+
+@pytest.mark.parametrize("number", [FP32, BF16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("family", DECODERS)
+def test_activations_are_what_autograd_saves(facts_of, family, method, number):
+    facts = facts_of(DECODERS[family])
+    work = on_cpu(facts, method, number, attention="eager" if family == "gemma2" else "sdpa")
+    work = dataclasses.replace(work, expert_adapters=bool(facts.experts and method == "lora"))
+    assert saved_bytes(DECODERS[family], work) == pytest.approx(memory.activations(facts, work), rel=0.06)
+
+
+def test_dropout_on_adapters_saves_a_mask(facts_of):
+    """And its own values. The first layer, whose input has no gradient, needs no mask: the 4 % too much of three layers."""
+    facts = facts_of(LLAMA)
+    work = on_cpu(facts, "lora", dropout=True)
+    assert saved_bytes(LLAMA, work) == pytest.approx(memory.activations(facts, work), rel=0.05)
+    masks = memory.activations(facts, work) - memory.activations(facts, dataclasses.replace(work, device="cuda"))
+    assert masks == 192 * 3 * 3 * (5 * 64 + 176 + 64)  # tokens, layers, 4 bytes less 1, inputs of seven matrices
 
 
 def saved_bytes(config: dict, work: Workload) -> int:
@@ -118,12 +148,18 @@ def saved_bytes(config: dict, work: Workload) -> int:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), attn_implementation="sdpa")
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), attn_implementation=work.attention)
+    model.to(torch.float32 if work.compute_bytes == FP32 else torch.bfloat16)
     if not work.full:
         from peft import LoraConfig, get_peft_model
 
-        adapters = LoraConfig(r=work.rank, target_modules="all-linear", fan_in_fan_out=config["model_type"] == "gpt2")
-        model = get_peft_model(model, adapters).base_model.model
+        adapters = LoraConfig(
+            r=work.rank,
+            target_modules="all-linear",
+            lora_dropout=0.1 if work.dropout else 0.0,
+            fan_in_fan_out=config["model_type"] == "gpt2",
+        )
+        model = get_peft_model(model, adapters, autocast_adapter_dtype=False).base_model.model
     if work.checkpointing == "full":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     ids = torch.randint(0, config["vocab_size"], (work.rows, work.length))
@@ -291,6 +327,15 @@ def test_a_cpu_has_libraries_and_no_context(facts):
     assert found.parts["process"] == memory.process.LIBRARIES
     assert found.host == found.device
     assert estimate(facts, full(facts, "ddp")).parts["context"] == GIB  # CUDA and NCCL
+
+
+@pytest.mark.parametrize(("optimizer", "decay", "tensors"), [("adamw", False, 1), ("sgd", True, 1), ("sgd", False, 0)])
+def test_what_an_update_makes_besides(facts, optimizer, decay, tensors):
+    """torch/optim/adamw.py: the denominator; sgd.py: the gradients with the decay, where there is one."""
+    work = full(facts, optimizer=optimizer, weight_decay=decay)
+    assert memory.update_temporaries(facts, work) == tensors * FP32 * facts.parameters
+    largest = facts.embedding_parameters
+    assert memory.update_temporaries(facts, dataclasses.replace(work, foreach=False)) == tensors * FP32 * largest
 
 
 def test_on_a_cpu_a_sharded_checkpoint_can_be_the_worst_moment(facts):
