@@ -249,10 +249,10 @@ def model_type(model: dict[str, Any]) -> str:
     return "llama"
 
 
-FAMILIES = {"bert": "bert", "gpt2": "gpt2", "gpt-2": "gpt2", "opt-": "opt", "bloom": "bloom", "not gated": "gpt_neox"}
-FAMILIES |= {"neox": "gpt_neox", "pythia": "gpt_neox", "falcon": "gpt_neox", "qwen3": "qwen3", "gemma-2-": "gemma2"}
+FAMILIES = {"bert": "bert", "gpt2": "gpt2", "gpt-2": "gpt2", "opt-": "opt", "bloom": "bloom", "not gated": "bloom"}
+FAMILIES |= {"neox": "gpt_neox", "pythia": "gpt_neox", "falcon": "bloom", "qwen3": "qwen3", "gemma-2-": "gemma2"}
 FAMILIES |= {"gemma2-": "gemma2", "gemma-3-": "gemma3", "phi-1": "phi", "phi-2": "phi", "gpt-j": "gptj"}
-FAMILIES |= {"olmo-2": "olmo2", "mpt-": "gpt_neox"}
+FAMILIES |= {"olmo-2": "olmo2", "mpt-": "bloom"}
 FAMILIES |= {"santacoder": "gpt_bigcode", "starcoder": "gpt_bigcode"}
 GATED = {"llama", "qwen3", "gemma2", "gemma3", "olmo2"}
 
@@ -447,7 +447,7 @@ def litgpt(case: Case, facts: ModelFacts, work: Workload) -> tuple[ModelFacts, W
     untied = facts.vocab * facts.hidden if model.get("tied") else 0
     facts = replace(
         facts,
-        model_type="gpt_neox" if not facts.gated else facts.model_type,
+        model_type="bloom" if not facts.gated else facts.model_type,
         linears=tuple(linears),
         parameters=facts.parameters + untied,
         head_parameters=facts.head_parameters + untied,
