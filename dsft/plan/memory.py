@@ -80,7 +80,7 @@ def _reserved(moments: Mapping[str, Mapping[str, float]]) -> float:
     The update's temporaries are no part of it: they find the blocks of all activations free.
     """
     highest: dict[str, float] = {}
-    for moment in ("forward", "loss", "backward", "reduction"):
+    for moment in moments.keys() - {"update"}:
         for name, size in moments[moment].items():
             highest[name] = max(highest.get(name, 0), size)
     return sum(highest.values())
@@ -95,7 +95,7 @@ def _moments(facts: ModelFacts, work: Workload) -> dict[str, dict[str, float]]:
     ready, cast, lasting = gathered(facts, work), casts(facts, work), lasting_casts(facts, work)
     scores = logits(facts, work)
     plain = scores * work.compute_bytes / work.logit_bytes  # not yet fp32
-    return {
+    moments = {
         "forward": {**always, "gradients": kept, "activations": saved, "logits": plain, "gathered": ready + cast},
         "loss": {**always, "gradients": kept, "activations": saved, "logits": scores, "gathered": ready + lasting},
         "backward": {
@@ -103,16 +103,22 @@ def _moments(facts: ModelFacts, work: Workload) -> dict[str, dict[str, float]]:
             "gradients": kept,
             "activations": saved + one_layer,
             "gathered": ready + lasting,
-            "buffers": buffers(facts, work, facts.layer_parameters),
+            "buffers": layer_buffers(facts, work),
         },
         "reduction": {
             **always,
             "gradients": gradient,
             "gathered": ready,
-            "buffers": buffers(facts, work, root_parameters(facts, work)),
+            "buffers": reduction_buffers(facts, work),
         },
         "update": {**always, "gradients": gradient, "buffers": update_temporaries(facts, work)},
     }
+    if work.engine == "deepspeed" and work.zero_stage != 1:
+        # The first bucket is full, and as many of the last layers' activations are gone.
+        left = max(0, 1 - work.zero_bucket / max(1, work.trained))
+        buffers = {"buffers": reduction_buffers(facts, work)}
+        moments["bucket"] = moments["backward"] | buffers | {"activations": saved * left + one_layer}
+    return moments
 
 
 def _always(facts: ModelFacts, work: Workload) -> dict[str, float]:
@@ -126,8 +132,9 @@ def _always(facts: ModelFacts, work: Workload) -> dict[str, float]:
 
 
 def _lasting(facts: ModelFacts, work: Workload) -> dict[str, float]:
-    """What is there between updates too: DDP's buckets and ZeRO-3's gradients are never given up."""
-    buffered = gradients(work) if work.engine == "ddp" or work.zero_stage == 3 else 0
+    """What is there between updates too: DDP's buckets, and the sums of ZeRO-3 and of ZeRO-1 under bf16, are never given up."""
+    never_freed = work.engine == "ddp" or work.zero_stage == 3 or (work.zero_stage == 1 and sums_in_fp32(work))
+    buffered = gradients(work) - computed_gradients(work) if never_freed else 0
     return {**_always(facts, work), "gradients": buffered}
 
 
@@ -460,21 +467,43 @@ def root_parameters(facts: ModelFacts, work: Workload) -> int:
     return max(outside) if work.split_root else sum(outside)
 
 
-def buffers(facts: ModelFacts, work: Workload, parameters: int) -> float:
-    """What gradients of `parameters` weights pass through on their way to other ranks.
+def layer_buffers(facts: ModelFacts, work: Workload) -> float:
+    """What gradients pass through while a layer goes backward. FSDP: whole as computed, and once more in the dtype that is
+    summed. ZeRO-1 and 2: the bucket that they will be copied to."""
+    if work.engine == "fsdp":
+        return fsdp_buffers(facts, work, facts.layer_parameters)
+    return staging_bucket(work) if work.device == "cuda" else 0
 
-    FSDP: whole as computed, and once more in the dtype that is summed. ZeRO-1: a bucket in which it sums. ZeRO-2: a bucket
-    as computed, flat, and in the dtype that is sent (stage_1_and_2.py, `allreduce_bucket`). ZeRO-3: a second bucket, whose
-    parts are put together for each rank (comm/coalesced_collectives.py). DDP's buckets are the gradients.
+
+def reduction_buffers(facts: ModelFacts, work: Workload) -> float:
+    """What gradients pass through when they are summed over the ranks.
+
+    FSDP: those of the root. ZeRO-1: a flat bucket. ZeRO-2: a bucket, flat, and in the dtype that is sent (DeepSpeed,
+    stage_1_and_2.py, `allreduce_bucket`). ZeRO-3: a second bucket, whose parts are put together for each rank
+    (comm/coalesced_collectives.py). DDP's buckets are the gradients.
     """
-    if work.engine == "deepspeed":
-        cast = work.communication_bytes if work.communication_bytes != work.compute_bytes else 0
-        stages = {1: work.gradient_bytes, 2: 2 * work.compute_bytes + cast, 3: work.communication_bytes}
-        return min(bucket_elements(work), work.trained) * stages[work.zero_stage or 3]
-    if work.engine != "fsdp":
+    if work.engine == "fsdp":
+        return fsdp_buffers(facts, work, root_parameters(facts, work))
+    if work.engine != "deepspeed":
         return 0
+    cast = work.communication_bytes if work.communication_bytes != work.compute_bytes else 0
+    flat = {1: work.gradient_bytes, 2: work.compute_bytes + cast, 3: work.communication_bytes}[work.zero_stage or 3]
+    return staging_bucket(work) + min(work.zero_bucket, work.trained) * flat
+
+
+def fsdp_buffers(facts: ModelFacts, work: Workload, parameters: int) -> float:
     trained = parameters if work.full else work.trained / facts.layers
     return trained * (work.compute_bytes + work.gradient_bytes) / work.tensor_parallel
+
+
+def staging_bucket(work: Workload) -> float:
+    """ZeRO-1's and 2's, to which gradients are copied: it is there from the start of the backward pass to its end
+    (stage_1_and_2.py, `setup_buckets`). On a CPU ZeRO-1's gradients move to it; under bf16 it has none (bf16_optimizer.py)."""
+    if work.zero_stage == 2:
+        return bucket_elements(work) * work.compute_bytes
+    if work.zero_stage == 1 and work.device == "cuda" and not sums_in_fp32(work):
+        return bucket_elements(work) * work.gradient_bytes
+    return 0
 
 
 def zero3_bucket(work: Workload) -> float:

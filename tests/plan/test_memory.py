@@ -349,5 +349,5 @@ def test_on_a_cpu_a_sharded_checkpoint_can_be_the_worst_moment(facts):
 
 def test_every_moment_has_a_name_for_people(facts):
     """`dsft plan` and `dsft diff` show it."""
-    work = full(facts, "fsdp", device="cpu")
+    work = full(facts, "deepspeed", 3, device="cpu")
     assert {*memory._moments(facts, work), *memory.process.cpu_moments(facts, work, {})} == set(MOMENTS)
