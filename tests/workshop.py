@@ -41,8 +41,11 @@ CONFIG = {
 }
 
 
+WEIGHTS = b"-"  # in PyTorch's own format, which dsft does not look into
+
+
 class Workshop:
-    """A folder with a model (its configuration, without weights), forty rows and recipes."""
+    """A folder with a model (its configuration, and no true weights), forty rows and recipes."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -54,15 +57,17 @@ class Workshop:
         path = self.folder / name
         path.mkdir(exist_ok=True)
         (path / "config.json").write_text(json.dumps(CONFIG | changes))
+        (path / "pytorch_model.bin").write_bytes(WEIGHTS)
         (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template} if template else {}))
         return path
 
     def published(self, name: str) -> str:
-        """The folder of a published model: its configuration, without weights."""
+        """The folder of a published model: its configuration, and no true weights."""
         config = next(each["config"] for each in json.loads(PUBLISHED.read_text()) if each["name"] == name)
         path = self.folder / name.replace("/", "--")
         path.mkdir(exist_ok=True)
         (path / "config.json").write_text(json.dumps(config))
+        (path / "pytorch_model.bin").write_bytes(WEIGHTS)
         (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
         return str(path)
 

@@ -25,7 +25,7 @@ from dsft.plan.deepspeed_keys import check_deepspeed_keys
 from dsft.plan.disk import check_disk
 from dsft.plan.gpus import GPUS
 from dsft.plan.machine import machine_memory
-from dsft.plan.model import Found, check_model, plan_model
+from dsft.plan.model import Found, check_model, plan_model, warn_of_missing
 from dsft.plan.outlook import outlooks
 from dsft.plan.record import Plan
 from dsft.plan.strategy import check_hybrid, check_offload
@@ -122,6 +122,7 @@ def _basis(recipe: Recipe, attempt: Attempt, machines: int = 0) -> _Basis:
         hosts = hosts[:1] * machines
     cluster = attempt(plan_cluster, recipe, hosts)
     attempt(check_model, recipe, found)
+    attempt(warn_of_missing, recipe, found, attempt.warn)
     attempt(check_offload, recipe)
     attempt(check_hybrid, recipe, hosts, attempt.warn)
     attempt(check_deepspeed_keys, recipe, attempt.warn)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsft.errors import DsftError, Problem, refused
-from dsft.plan.facts import ModelFacts, read_facts
+from dsft.errors import DsftError, Problem, Where, refused
+from dsft.plan.facts import ModelFacts, cached_snapshot, read_facts
 from dsft.plan.lora import adapts_experts, missing_partners, target_names, unknown_targets
 from dsft.plan.record import Model
 from dsft.recipe.load import nearby
 from dsft.recipe.record import Recipe, Unusable
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?")
+TOKENIZERS = ("tokenizer", "vocab", "spiece", "sentencepiece")  # how their files' names start
 WITHOUT_SDPA = {"gemma2"}  # model types whose `_supports_sdpa` is False in transformers 5
 
 
@@ -53,7 +55,41 @@ def plan_model(recipe: Recipe) -> Found:
         recipe.get("model", field) for field in ("revision", "attn_implementation", "trust_remote_code")
     )
     recomputes = recipe.get("model", "gradient_checkpointing") is True  # of "auto" choose.py decides
-    return Found(Model(path, revision, attention, trust, recomputes), read_facts(path, revision=revision, where=where))
+    found = Found(Model(path, revision, attention, trust, recomputes), read_facts(path, revision=revision, where=where))
+    _refuse_quantized(path, revision, where)
+    return found
+
+
+def _refuse_quantized(path: str, revision: str | None, where: Where) -> None:
+    folder = Path(path) if os.path.isabs(path) else cached_snapshot(path, revision)
+    said = folder and json.loads((folder / "config.json").read_bytes()).get("quantization_config")
+    if said:
+        kind = said.get("quant_method") if isinstance(said, dict) else None
+        raise refused(
+            "quantized-model",
+            f"the weights of {path} are quantized{f' ({kind})' if kind else ''}, and dsft trains models as they were before",
+            where=where,
+            help="name the model that it was made from, or one with weights in bf16, fp16 or fp32",
+        )
+
+
+def warn_of_missing(recipe: Recipe, found: Found, warn: Callable[[Problem], None]) -> None:
+    """Of a folder that can be planned and not trained: a configuration alone. A hub id is fetched before training."""
+    folder = Path(found.model.path)
+    if not folder.is_absolute():
+        return
+    missing = [] if found.facts is None or found.facts.stored_bytes else ["weights"]
+    missing += [] if any(any(folder.glob(f"{name}*")) for name in TOKENIZERS) else ["tokenizer"]
+    if missing:
+        warn(
+            Problem(
+                "model-partial",
+                f"{folder} has no {' and no '.join(missing)}: the job can be planned, and not run",
+                recipe.where("model", "path"),
+                "name a folder that save_pretrained wrote, or one downloaded from the hub, whole",
+                severity="warning",
+            )
+        )
 
 
 def check_model(recipe: Recipe, found: Found) -> None:

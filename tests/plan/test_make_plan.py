@@ -136,7 +136,11 @@ WARNINGS = [
     ("model.path=org/name model.revision=main", "model.revision=main", "no-effect"),
     ("data.eval.split=0.1 training.eval_steps=5", "data.eval.split=0.1 training.eval_steps=6", "no-effect"),
     ("training.global_batch_size=40", "training.global_batch_size=42", "few-rows"),
-    ('data.eval={"path":"one.json","format":"alpaca"}', 'data.eval={"path":"rows.json","format":"alpaca"}', "same-data"),
+    (
+        'data.eval={"path":"one.json","format":"alpaca"}',
+        'data.eval={"path":"rows.json","format":"alpaca"}',
+        "same-data",
+    ),
     ("", 'data.train=[{"path":"rows.json","format":"alpaca"},{"path":"./rows.json","format":"alpaca"}]', "same-data"),
 ]
 

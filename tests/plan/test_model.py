@@ -116,3 +116,28 @@ def test_adapters_on_experts_have_no_dropout(workshop):
     assert problem.kind == "incompatible" and "no dropout" in problem.message and problem.where.line is not None
     attention = {"target_modules": ["q_proj", "v_proj"]}
     assert workshop.plan(model=model, method=dropping | attention).method.lora_dropout == 0.1
+
+
+@pytest.mark.parametrize(
+    ("gone", "said"),
+    [
+        (["pytorch_model.bin"], "has no weights:"),
+        (["tokenizer_config.json"], "has no tokenizer:"),
+        (["pytorch_model.bin", "tokenizer_config.json"], "has no weights and no tokenizer:"),
+    ],
+)
+def test_a_folder_that_can_only_be_planned(workshop, gone, said):
+    assert workshop.warnings() == []
+    for name in gone:
+        (workshop.folder / "model" / name).unlink()
+    (warning,) = workshop.warnings()
+    assert (warning.kind, warning.severity) == ("model-partial", "warning") and said in warning.message
+    assert warning.where.line is not None
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize("family", ["llama", "of-another"])
+def test_a_quantized_model(workshop, method, family):
+    workshop.model(quantization_config={"quant_method": "gptq", "bits": 4}, model_type=family)
+    (problem,) = problems(workshop, method={"type": method})
+    assert problem.kind == "quantized-model" and "(gptq)" in problem.message and problem.where.line is not None
