@@ -15,6 +15,7 @@ from dsft import cli, errors
 from dsft.compile import NAMES
 from dsft.plan.formats import FORMATS
 from dsft.recipe.schema import load_schema
+from workshop import WEIGHTS
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "README.md"
@@ -55,7 +56,7 @@ def commands(program: str) -> list[list[str]]:
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch) -> Path:
-    """A copy of what the commands read, of models their configuration alone; the working directory."""
+    """A copy of what the commands read, of models all but true weights; the working directory."""
     for folder in ("recipes", "hostfiles", "data"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     (tmp_path / "build" / "data").mkdir(parents=True)
@@ -65,6 +66,8 @@ def repository(tmp_path, monkeypatch) -> Path:
     model = tmp_path / "build" / "models" / "SmolLM2-135M-Instruct"
     model.mkdir(parents=True)
     (model / "config.json").write_text(configs["HuggingFaceTB/SmolLM2-135M"])
+    (model / "pytorch_model.bin").write_bytes(WEIGHTS)
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
     cached = tmp_path / "hub" / "models--Qwen--Qwen3-8B"  # as `hf download` leaves it
     (cached / "snapshots" / COMMIT).mkdir(parents=True)
     (cached / "snapshots" / COMMIT / "config.json").write_text(configs["Qwen/Qwen3-8B"])
