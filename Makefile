@@ -1,7 +1,7 @@
 # make quickstart   set up, fine-tune a small real model, show what it learned (NAME="…" AUTHOR="…" to choose)
 # make test         set up and pass every test
 # make test-unit    the tests that take seconds
-# make lint         ruff
+# make lint         ruff: faults and layout
 # make clean        remove what was built and every run; .venv stays
 
 PYTHON ?= python3
@@ -46,6 +46,7 @@ test-unit: setup
 
 lint: setup
 	$(BIN)/ruff check
+	$(BIN)/ruff format --check
 
 clean:
 	rm -rf build runs dist .pytest_cache .ruff_cache .hypothesis

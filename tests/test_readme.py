@@ -10,12 +10,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from workshop import WEIGHTS
 
 from dsft import cli, errors
 from dsft.compile import NAMES
 from dsft.plan.formats import FORMATS
 from dsft.recipe.schema import load_schema
-from workshop import WEIGHTS
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "README.md"

@@ -13,11 +13,14 @@ CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+# fmt: off
 WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "wizards", "box", "sing")
+# fmt: on
 
 
 def rows(count: int) -> list[dict[str, str]]:
     """Alpaca rows whose answers have 1 to 16 words, so that token means differ from row means."""
+
     def text(start: int, length: int) -> str:
         return " ".join(WORDS[(start + 3 * i) % len(WORDS)] for i in range(length))
 
@@ -49,7 +52,16 @@ def tokenizer(eos: str = "<|im_end|>", pad: str = "<|im_end|>", template: str = 
     )
 
 
-def write_model(folder: Path, *, tied: bool = True, layers: int = 4, seed: int = 0, spread: float = 0.2, width: int = 64, tokens=None) -> Path:
+def write_model(
+    folder: Path,
+    *,
+    tied: bool = True,
+    layers: int = 4,
+    seed: int = 0,
+    spread: float = 0.2,
+    width: int = 64,
+    tokens=None,
+) -> Path:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -113,5 +113,3 @@ def base_model(model: nn.Module) -> nn.Module:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-

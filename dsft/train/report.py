@@ -103,7 +103,12 @@ class Report:
         if self.console.is_terminal:
             whole = Column(no_wrap=True)
             status = TextColumn("{task.fields[status]}", table_column=Column(no_wrap=True, overflow="ellipsis"))
-            columns = (BarColumn(10), MofNCompleteColumn(table_column=whole), TimeRemainingColumn(table_column=whole), status)
+            columns = (
+                BarColumn(10),
+                MofNCompleteColumn(table_column=whole),
+                TimeRemainingColumn(table_column=whole),
+                status,
+            )
             self.progress = Progress(*columns, console=self.console)
             total = self.plan.training.total_updates
             self.task = self.progress.add_task("", total=total, completed=self.done, status="")

@@ -86,7 +86,9 @@ def check_adapter(folder: Path, weights: dict[str, torch.Tensor]) -> None:
     # peft leaves the adapter's name out of the file.
     compare({name.replace(".default.", "."): weight for name, weight in weights.items()}, stored, folder)
     if not any(tensor.any() for name, tensor in stored.items() if "lora_B" in name):
-        raise failed("empty-result", f"{folder}: every lora_B is zero, so nothing was trained", where=Where(str(folder)))
+        raise failed(
+            "empty-result", f"{folder}: every lora_B is zero, so nothing was trained", where=Where(str(folder))
+        )
 
 
 def write_model(model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:

@@ -75,7 +75,11 @@ def _engine_differs(plan: Plan, environment: Mapping[str, str]):
                 help="pass the accelerate.yaml beside plan.json to accelerate launch --config_file",
             )
     stage = environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE")
-    if told("ACCELERATE_USE_DEEPSPEED") and engine == "deepspeed" and stage not in (None, str(plan.strategy.zero_stage)):
+    if (
+        told("ACCELERATE_USE_DEEPSPEED")
+        and engine == "deepspeed"
+        and stage not in (None, str(plan.strategy.zero_stage))
+    ):
         yield Problem(
             "engine-mismatch",
             f"the plan's ZeRO stage is {plan.strategy.zero_stage}, but it was launched for stage {stage} "
@@ -108,7 +112,9 @@ def _files_differ(plan: Plan, directory: Path):
     for name, planned in plan.files.items():
         path = directory / name
         if not path.is_file():
-            yield Problem("file-missing", f"{path}, which the plan needs, is not there", help="compile the recipe again")
+            yield Problem(
+                "file-missing", f"{path}, which the plan needs, is not there", help="compile the recipe again"
+            )
         elif hashlib.sha256(path.read_bytes()).hexdigest() != planned:
             yield Problem(
                 "file-changed",

@@ -68,7 +68,13 @@ class Shop:
 
     def compile(self, name: str, engine: str, *more: str) -> Path:
         self.done(
-            "dsft", "compile", "recipe.json", *self.settings(name, engine, *more), "-o", self.build(name), cwd=self.folder
+            "dsft",
+            "compile",
+            "recipe.json",
+            *self.settings(name, engine, *more),
+            "-o",
+            self.build(name),
+            cwd=self.folder,
         )
         return self.build(name)
 

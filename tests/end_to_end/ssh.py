@@ -37,6 +37,8 @@ def install(folder: Path) -> Path:
     programs = folder / "bin"
     programs.mkdir()
     ssh = programs / "ssh"
-    ssh.write_text(f'#!/bin/sh\nexec {shlex.quote(shutil.which("ssh"))} -F {shlex.quote(str(folder / "ssh_config"))} "$@"\n')
+    ssh.write_text(
+        f'#!/bin/sh\nexec {shlex.quote(shutil.which("ssh"))} -F {shlex.quote(str(folder / "ssh_config"))} "$@"\n'
+    )
     ssh.chmod(0o755)
     return programs

@@ -31,7 +31,9 @@ def check_refusal(shop, name: str, result, *messages: str):
     for message in messages:
         assert result.stderr.count(message) == 1, result.stderr
     assert result.stderr.count("error[") == len(messages), result.stderr
-    assert "dsft/" not in result.stderr.replace(str(shop.elsewhere), ""), result.stderr  # no line of ours in a stack trace
+    assert "dsft/" not in result.stderr.replace(str(shop.elsewhere), ""), (
+        result.stderr
+    )  # no line of ours in a stack trace
     assert not (shop.output(name) / "metrics.jsonl").exists()
 
 

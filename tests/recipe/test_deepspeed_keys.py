@@ -144,7 +144,9 @@ def test_what_no_stage_uses_is_a_warning_too(workshop):
     assert "writes the result itself" in gather.message
 
 
-@pytest.mark.parametrize(("device", "stage", "value", "kinds"), [("cpu", 3, 9, ["incompatible"]), ("cpu", 3, 0, []), ("cuda", 3, 9, [])])
+@pytest.mark.parametrize(
+    ("device", "stage", "value", "kinds"), [("cpu", 3, 9, ["incompatible"]), ("cpu", 3, 0, []), ("cuda", 3, 9, [])]
+)
 def test_what_runs_on_a_gpu_only(workshop, device, stage, value, kinds):
     config = {"zero_optimization": {"stage3_module_granularity_threshold": value}}
     strategy = {"type": "deepspeed", "zero_stage": stage, "config": config}

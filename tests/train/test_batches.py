@@ -23,7 +23,9 @@ def test_every_row_once_an_epoch(rows, global_batch, seed, epochs):
 
 
 @given(
-    lengths=st.lists(st.integers(1, 500), min_size=1, max_size=40), per_device=st.integers(1, 8), world=st.integers(1, 5)
+    lengths=st.lists(st.integers(1, 500), min_size=1, max_size=40),
+    per_device=st.integers(1, 8),
+    world=st.integers(1, 5),
 )
 @settings(max_examples=100, deadline=None)
 def test_ranks_share_an_update_without_repeats_and_in_step(lengths, per_device, world):

@@ -56,8 +56,10 @@ def test_a_terminator_that_is_not_eos_is_the_one_that_is_learned():
 
 
 def test_a_template_that_ends_turns_with_nothing_is_refused():
-    template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}" \
+    template = (
+        "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    )
     with pytest.raises(RowError, match="ends an assistant turn with nothing"):
         encode(CHAT, tiny.tokenizer(template=template))
 

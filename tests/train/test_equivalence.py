@@ -109,7 +109,9 @@ def additions(stage: int, on: bool) -> dict:
     """A value for every key of zero_optimization that a recipe may add and that the stage uses; switches all on, or off."""
     config = load_schema()["properties"]["strategy"]["then"]["properties"]["config"]
     fields = {
-        key: field for key, field in config["properties"]["zero_optimization"]["properties"].items() if stage in stages(key)
+        key: field
+        for key, field in config["properties"]["zero_optimization"]["properties"].items()
+        if stage in stages(key)
     }
     values = {
         key: on if field["type"] == "boolean" else field["examples"][0 if on else -1] for key, field in fields.items()
@@ -132,7 +134,9 @@ def test_no_key_of_deepspeed_changes_the_result(trained, follow, model, data, tm
 
 
 BF16_CASES = [(engine, shape, method) for engine in ENGINES for shape in SHAPES[3:] for method in ("lora", "full")]
-BF16_CASES += [(variant, (2, 1, 2), "full") for variant in ("fsdp-offload", "zero1-offload", "zero2-offload", "zero3-offload-all")]
+BF16_CASES += [
+    (variant, (2, 1, 2), "full") for variant in ("fsdp-offload", "zero1-offload", "zero2-offload", "zero3-offload-all")
+]
 
 
 @pytest.mark.parametrize(("engine", "shape", "method"), BF16_CASES)

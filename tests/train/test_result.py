@@ -46,7 +46,10 @@ def adapter(tmp_path):
     folder = tmp_path / "adapter"
     folder.mkdir()
     weights = {"a.lora_A.default.weight": torch.ones(4, 32), "a.lora_B.default.weight": torch.ones(32, 4)}
-    save_file({name.replace(".default.", "."): tensor for name, tensor in weights.items()}, folder / "adapter_model.safetensors")
+    save_file(
+        {name.replace(".default.", "."): tensor for name, tensor in weights.items()},
+        folder / "adapter_model.safetensors",
+    )
     check_adapter(folder, weights)
     return folder, weights
 
@@ -72,7 +75,10 @@ def test_an_adapter_that_is_not_what_was_trained_is_an_error(adapter, damage, ki
 
 def test_an_adapter_that_does_nothing_is_an_error(tmp_path):
     weights = {"a.lora_A.default.weight": torch.ones(4, 32), "a.lora_B.default.weight": torch.zeros(32, 4)}
-    save_file({name.replace(".default.", "."): tensor for name, tensor in weights.items()}, tmp_path / "adapter_model.safetensors")
+    save_file(
+        {name.replace(".default.", "."): tensor for name, tensor in weights.items()},
+        tmp_path / "adapter_model.safetensors",
+    )
     with pytest.raises(DsftError) as caught:
         check_adapter(tmp_path, weights)
     assert caught.value.problems[0].kind == "empty-result"
@@ -140,11 +146,15 @@ def test_a_template_of_the_recipe_is_saved_with_the_result(trained, tmp_path, me
     data = tiny.write_rows(tmp_path / "rows.json", 4)
     template = tiny.CHATML.replace("<|im_start|>", "<|im_start|>→\t") + "{# ours #}\r\n\n"
     plan = tiny.change(
-        tiny.plan(model, data, tmp_path / "out", method=method, updates=1, warmup_updates=0), "data", chat_template=template
+        tiny.plan(model, data, tmp_path / "out", method=method, updates=1, warmup_updates=0),
+        "data",
+        chat_template=template,
     )
     run = trained(plan)
     ours = load_tokenizer(plan)
-    messages = [{"role": role, "content": f"  the {role}\u2028\r\n "} for role in ("system", "user", "assistant", "user")]
+    messages = [
+        {"role": role, "content": f"  the {role}\u2028\r\n "} for role in ("system", "user", "assistant", "user")
+    ]
     for folder in (run.output / ("adapter" if method == "lora" else "model"), export(run.output, tmp_path / "merged")):
         again = AutoTokenizer.from_pretrained(folder)
         for options in ({}, {"add_generation_prompt": True}):

@@ -46,7 +46,10 @@ def interrupt_after_checkpoint(run) -> None:
 
 
 EXACT_CASES = [(engine, *what) for engine in ENGINES for what in product(("lora", "full"), ("fp32", "bf16"))]
-EXACT_CASES += [("fsdp-hybrid", "full", "fp32"), *((variant, "lora", "bf16") for variant in VARIANTS if "offload" in variant)]
+EXACT_CASES += [
+    ("fsdp-hybrid", "full", "fp32"),
+    *((variant, "lora", "bf16") for variant in VARIANTS if "offload" in variant),
+]
 
 
 @pytest.mark.parametrize(("engine", "method", "precision"), EXACT_CASES)
@@ -67,7 +70,10 @@ def test_resume_on_the_same_shape_is_exact(trained, model, data, tmp_path, engin
     assert all(torch.equal(weights[name], tensor) for name, tensor in resumed.weights.items())
 
 
-@pytest.mark.parametrize(("first", "second"), [("single", "zero3"), ("zero2", "fsdp"), ("fsdp", "ddp"), ("zero3", "single"), ("zero3-offload", "fsdp-offload")])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("single", "zero3"), ("zero2", "fsdp"), ("fsdp", "ddp"), ("zero3", "single"), ("zero3-offload", "fsdp-offload")],
+)
 def test_resume_on_another_engine_and_world_follows(trained, model, data, tmp_path, first, second):
     reference = trained(dataclasses.replace(plan_for(first, model, data, tmp_path / "reference", method="full")))
     run = trained(plan_for(first, model, data, tmp_path / "out", method="full"))
@@ -138,7 +144,11 @@ def test_folders_of_the_user_beside_checkpoints_are_left_alone(trained, model, d
     shutil.rmtree(run.output / "adapter")
     shutil.rmtree(checkpoints / "update-00000008")
     trained(plan)
-    assert sorted(path.name for path in checkpoints.iterdir()) == ["update-00000007-good", "update-00000008", "update-backup"]
+    assert sorted(path.name for path in checkpoints.iterdir()) == [
+        "update-00000007-good",
+        "update-00000008",
+        "update-backup",
+    ]
 
 
 def test_two_runs_do_not_share_a_folder(attempt, model, data, tmp_path):

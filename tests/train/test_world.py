@@ -122,7 +122,12 @@ def test_a_mismatch_ends_the_process_before_torch_is_imported(plan, tmp_path):
 def test_a_wrong_command_line_is_a_message(tmp_path, arguments):
     (tmp_path / "broken.json").write_text('{"name": "x"}')
     result = subprocess.run(
-        [sys.executable, "-m", "dsft.train", *arguments], capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False
+        [sys.executable, "-m", "dsft.train", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        check=False,
     )
     assert result.returncode == 2
     assert "error[" in result.stderr
