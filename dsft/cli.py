@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import dsft
-from dsft.errors import EXIT_FAILED, EXIT_INTERRUPTED, DsftError, Problem
+from dsft.errors import EXIT_FAILED, EXIT_INTERRUPTED, DsftError, Problem, refused
 
 MOST_MACHINES = 10_000  # that `dsft plan --nodes` lays a job out for
 
@@ -27,18 +27,23 @@ def main(argv: list[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is no reason to fail
     try:
+        _check_paths(sys.argv[1:] if argv is None else argv)
         arguments.run(arguments)
-        sys.stdout.flush()
+        if sys.stdout:  # None where it was closed before the start
+            sys.stdout.flush()
         return 0
     except DsftError as error:
         report(error.problems, getattr(arguments, "report_as", "text"))
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has gone (`dsft schema | head`)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILED
     except Exception as error:
+        if isinstance(error, OSError) and error.filename is None and sys.stdout:
+            # Standard output: what is left in its buffer would fail once more at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if not isinstance(error, BrokenPipeError):  # whose reader has gone (`dsft schema | head`)
+                report([Problem("cannot-write", f"cannot write to standard output: {error.strerror}")])
+            return EXIT_FAILED
         if getattr(arguments, "debug", False):
             raise
         print(
@@ -46,6 +51,19 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return EXIT_FAILED
+
+
+def _check_paths(argv: list[str]) -> None:
+    """Raises DsftError where a relative path leads nowhere, or a path cannot be written into a file of dsft's."""
+    try:
+        here = os.getcwd()
+    except OSError:
+        message = "the folder that this command was started in is not there any more"
+        raise refused("no-folder", message, help="change into a folder that is there") from None
+    for path in (here, *argv):
+        if re.search("[\ud800-\udfff]", path):  # how Python shows bytes that are not UTF-8
+            message = f"{ascii(path)[1:-1]} is not UTF-8, and the files that dsft writes are"
+            raise refused("not-utf-8", message, help="give the file or folder another name")
 
 
 def check(arguments: argparse.Namespace) -> None:

@@ -195,6 +195,40 @@ def test_a_reader_that_has_gone_away(recipe, arguments):
     assert (process.returncode, process.stderr) == (1, b"")
 
 
+@pytest.mark.parametrize("arguments", ["schema", "check recipe.json"])
+@pytest.mark.parametrize(
+    ("output", "code", "said"),
+    [
+        (">&-", 0, b""),
+        (">/dev/full", 1, b"error[cannot-write]: cannot write to standard output: No space left on device\n"),
+    ],
+)
+def test_output_that_cannot_be_written(recipe, arguments, output, code, said):
+    command = f"{sys.executable} -m dsft {arguments} {output}"
+    process = subprocess.run(command, check=False, shell=True, capture_output=True)
+    assert (process.returncode, process.stderr) == (code, said)
+
+
+def test_a_working_directory_that_was_deleted(recipe, tmp_path, monkeypatch, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert cli.main(["check", str(tmp_path / recipe)]) == 2
+    assert (
+        "error[no-folder]: the folder that this command was started in is not there any more" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("arguments", [["compile", "recipe.json", "-o", "ol\udce9"], ["check", "ol\udce9.json"]])
+def test_a_path_that_is_not_utf_8(recipe, tmp_path, monkeypatch, capsys, arguments):
+    assert cli.main(arguments) == 2
+    assert r"error[not-utf-8]: ol\udce9" in capsys.readouterr().err
+    (tmp_path / "ol\udce9").mkdir()
+    monkeypatch.chdir(tmp_path / "ol\udce9")
+    assert cli.main(["check", str(tmp_path / "recipe.json")]) == 2
+    assert r"ol\udce9 is not UTF-8" in capsys.readouterr().err
+
+
 def test_text_that_the_terminal_cannot_show(recipe):
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-m", "dsft", "compile", recipe, "--set", "checkpoint.output_dir=é"]
