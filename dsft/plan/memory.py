@@ -539,7 +539,7 @@ def update_temporaries(facts: ModelFacts, work: Workload) -> float:
 def host(facts: ModelFacts, work: Workload) -> int:
     """Resident memory of a machine's processes beside the GPUs: every process loads the whole model before it is spread,
     the main one collects a whole checkpoint, and what is offloaded stays. A CPU is the device itself."""
-    loading = work.processes_per_node * (process.loaded(facts, work) + process.exact(work))
+    loading = work.processes_per_node * process.loaded(facts, work)
     kept = work.processes_per_node * (process.libraries(work) + offloaded(facts, work))
     return int(kept + max(loading, process.checkpoint_bytes(work)))
 

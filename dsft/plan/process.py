@@ -32,11 +32,6 @@ def loaded(facts: ModelFacts, work: Workload) -> int:
     return base if work.full else base + work.trained * FP32
 
 
-def exact(work: Workload) -> int:
-    """Under bf16 DeepSpeed's masters start from rounded weights: the exact values wait to be put back into them."""
-    return work.trained * FP32 if work.engine == "deepspeed" and work.trained_bytes != FP32 else 0
-
-
 def checkpoint_bytes(work: Workload) -> int:
     """A checkpoint: trained weights and the optimizer's moments, fp32."""
     return work.trained * FP32 * (3 if work.optimizer == "adamw" else 1)
@@ -77,4 +72,4 @@ def _handed_over(work: Workload, whole: int) -> float:
     """What is there beside the engine's own weights when it starts."""
     if work.engine == "ddp":
         return 2 * min(BROADCAST, whole)
-    return whole + exact(work) if work.engine in ("fsdp", "deepspeed") else 0
+    return whole if work.engine in ("fsdp", "deepspeed") else 0

@@ -22,9 +22,9 @@ def wrap(plan: Plan, model: nn.Module, world: World, directory: Path) -> Wrapped
     """Wraps `model` by deepspeed.json in `directory`."""
     deepspeed = _import_deepspeed()
     trainable = trainable_parameters(model)
-    # Under bf16 DeepSpeed casts the weights first and makes its fp32 master copies from the result: the exact values
-    # are kept here and put back into the masters.
-    exact = {name: p.detach().clone() for name, p in trainable.items()} if plan.training.precision == "bf16" else {}
+    # Under bf16 DeepSpeed casts the weights first, into tensors of their own, and makes its fp32 master copies from the
+    # result: the exact values are kept here and put back into the masters.
+    exact = {name: p.data for name, p in trainable.items()} if plan.training.precision == "bf16" else {}
     # Before ZeRO-3 flattens the parameters: matrices and vectors are told apart by their shape.
     optimizer = make_optimizer(model, plan.training)
     config = str(directory / "deepspeed.json")
