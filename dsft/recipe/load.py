@@ -20,8 +20,8 @@ MAX_BASES = 16
 def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     """The recipe in the file `path`, with `overrides` ("a.b=VALUE", as `--set` takes them) applied last.
 
-    Raises DsftError where a file or an override cannot be read: nothing further can be said then. Whatever else is
-    wrong is in the `problems` of the result.
+    Raises DsftError where the file or an override cannot be read: nothing further can be said then. Whatever else is
+    wrong, in its bases too, is in the `problems` of the result.
     """
     problems: list[Problem] = []
     unread = False
@@ -129,13 +129,27 @@ def _read_with_bases(
         raise refused("extends-too-long", message, where=asked_by, help="merge some of them into one")
     tree, noted = parse_all(Source(name, Path(os.path.abspath(path)).parent, text))
     problems += noted
+    if asked_by and not isinstance(tree.value, dict):
+        raise refused("wrong-type", "a recipe must be an object {…}", where=tree.span.where())
     base = tree.value.get("extends") if isinstance(tree.value, dict) else None
     if base is None or base.broken or not isinstance(base.value, str) or not base.value:
         return tree
     said = os.path.expanduser(base.value)
     base_name = os.path.normpath(os.path.join(os.path.dirname(name), said))
-    below = _read_with_bases(path.parent / said, base_name, problems, asked_by=base.span.where(), chain=(*chain, real))
-    return _merge(below, tree)
+    asks = base.span.where()
+    try:
+        below = _read_with_bases(path.parent / said, base_name, problems, asked_by=asks, chain=(*chain, real))
+    except DsftError as error:
+        problems += error.problems
+        return _without_base(tree)
+    merged = _merge(below, tree)
+    lost = "extends" in below.value and below.value["extends"].broken
+    return _without_base(merged) if lost else merged
+
+
+def _without_base(tree: Node) -> Node:
+    """`tree` as one of which the base could not be read: what is said is checked, and nothing is missing."""
+    return tree._replace(value={**tree.value, "extends": tree.value["extends"]._replace(broken=True)})
 
 
 def _merge(below: Node, above: Node) -> Node:

@@ -29,9 +29,12 @@ def errors(recipe):
 
 
 def refused(workshop, recipe, *overrides):
-    with pytest.raises(DsftError) as caught:
-        load_recipe(recipe if hasattr(recipe, "exists") else workshop.write("recipe.json", recipe), overrides)
-    (problem,) = caught.value.problems
+    """The one problem, whether anything further was looked at or not."""
+    try:
+        path = recipe if hasattr(recipe, "exists") else workshop.write("recipe.json", recipe)
+        (problem,) = load_recipe(path, overrides).problems
+    except DsftError as error:
+        (problem,) = error.problems
     return problem
 
 
@@ -194,6 +197,20 @@ def test_a_base_that_is_not_there(workshop):
     workshop.write("base.json", COMPLETE)
     problem = refused(workshop, {"extends": "bsae.json"})
     assert problem.kind == "file-not-found" and problem.where.line == 2 and "base.json" in problem.help
+
+
+@pytest.mark.parametrize(
+    ("base", "kind"),
+    [(None, "file-not-found"), ("[1]", "wrong-type"), ("{]", "syntax"), ('{"extends": "no"}', "file-not-found")],
+)
+def test_of_a_recipe_without_its_base_all_else_is_checked(workshop, base, kind):
+    if base:
+        workshop.write("base.json", base)
+    path = workshop.write(
+        "top.json", {"extends": "base.json", "training": {"learning_rte": 1}, "method": {"type": "lor"}}
+    )
+    problems = errors(load_recipe(path))
+    assert sorted(p.kind for p in problems) == sorted([kind, "unknown-key", "not-allowed-value"])
 
 
 def test_a_base_behind_a_broken_link(workshop):
