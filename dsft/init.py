@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,9 @@ def init(file: Path, said: Mapping[str, Any], ask: bool) -> tuple[str, list[Prob
     problems = _left_to_mend(file, text)
     _write(file, text)
     guess = [] if recipe["strategy"]["type"] == "auto" else ["", GUESS]
-    return "\n".join([f"{file}", *_explained(recipe), *guess, "", f"Next: dsft check {file}"]), problems
+    return "\n".join(
+        [f"{file}", *_explained(recipe), *guess, "", f"Next: dsft check {shlex.quote(str(file))}"]
+    ), problems
 
 
 def _left_to_mend(file: Path, text: str) -> list[Problem]:
@@ -143,8 +146,8 @@ def _format(data: str) -> str:
     row = next(read_rows(path), None)
     formats = formats_of(row.value) if row else []
     if not formats:
-        found = "the first row is" if row else "there is no row, so none is"
-        raise refused("wrong-format", f"{path}: {found} in a known format", help=f"known are {' and '.join(FORMATS)}")
+        found = "the first row is in no known format" if row else "there is no row"
+        raise refused("wrong-format", f"{path}: {found}", help=f"known are {' and '.join(FORMATS)}")
     return formats[0]
 
 

@@ -117,7 +117,7 @@ def clusters(draw):
 
 
 @st.composite
-def strategies(draw, machines: int, per_machine: int, automatic: bool):
+def strategies(draw, machines: int, per_machine: int, device: str, automatic: bool):
     kinds = (
         ["fsdp", "deepspeed", "deepspeed", "ddp"]
         + ["single"] * (machines * per_machine == 1)
@@ -126,11 +126,15 @@ def strategies(draw, machines: int, per_machine: int, automatic: bool):
     strategy = {"type": draw(st.sampled_from(kinds))}
     if strategy["type"] == "fsdp":
         hybrid = st.sampled_from([True, True, False]) if machines > 1 and per_machine > 1 else st.just(False)
-        fields = {"reshard_after_forward": st.booleans(), "cpu_offload": st.booleans(), "hybrid_shard": hybrid}
+        fields = {
+            "reshard_after_forward": st.booleans(),
+            "cpu_offload": st.sampled_from([False, device == "cuda"]),
+            "hybrid_shard": hybrid,
+        }
         strategy |= draw(st.fixed_dictionaries(fields) | _some(**fields))
     if strategy["type"] == "deepspeed":
         stage = draw(st.sampled_from([1, 2, 3]))
-        offload = st.sampled_from(["none", "cpu"])
+        offload = st.sampled_from(["none", "cpu"] if device == "cuda" else ["none"])
         config = _some(zero_optimization=_some(**ZERO_3 if stage == 3 else ZERO_1_2), **CONFIG)
         param = {"offload_param": offload} if stage == 3 else {}
         fields = {"offload_optimizer": offload, "config": config, **param}
@@ -237,7 +241,7 @@ def good(draw):
         "data": {"train": train, "max_length": draw(st.integers(2, 512)), "eval": evaluation}
         | draw(_some(chat_template=st.sampled_from([None, "template.jinja"]))),
         "method": draw(METHODS),
-        "strategy": draw(strategies(machines, per_machine, automatic)),
+        "strategy": draw(strategies(machines, per_machine, device, automatic)),
         "training": training,
         "checkpoint": draw(st.just({}) | saving) | draw(resuming),
         "logging": draw(_some(logging_steps=st.integers(1, 100), tensorboard=st.booleans())),

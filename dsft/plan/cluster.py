@@ -43,7 +43,8 @@ def plan_hosts(recipe: Recipe) -> tuple[Host, ...]:
         )
     nodes = recipe.get("cluster", "nodes")
     if nodes not in (None, len(hosts)):
-        named = f"the hostfile names {len(hosts)}" if hostfile else "without a hostfile there is this machine alone"
+        names = "the selection leaves" if selected else "the hostfile names"
+        named = f"{names} {len(hosts)}" if hostfile else "without a hostfile there is this machine alone"
         help = 'remove "nodes": the hostfile says it' if hostfile else 'name them in a file, and the file in "hostfile"'
         raise refused(
             "contradiction", f"nodes is {nodes}, and {named}", where=recipe.where("cluster", "nodes"), help=help
@@ -84,6 +85,7 @@ def _slots(text: str, known: Mapping[str, int], where: Where) -> dict[str, froze
     """The slots named in `text`, DeepSpeed's "host:0,1@host2": a host alone means all of its slots."""
     named: dict[str, frozenset[int]] = {}
     problems: list[Problem] = []
+    unknown: list[str] = []
     for part in text.split("@"):
         name, colon, numbers = part.strip().partition(":")
         if not name or colon and not re.fullmatch(r"[0-9]{1,6}(,[0-9]{1,6})*", numbers):
@@ -91,7 +93,7 @@ def _slots(text: str, known: Mapping[str, int], where: Where) -> dict[str, froze
             problems.append(Problem("selection-syntax", f'"{part}" does not name a host and its slots', where, help))
             continue
         if name not in known:
-            problems.append(Problem("selection-host", f"{name} is none of the hosts", where, _few(list(known))))
+            unknown.append(name)
             continue
         slots = frozenset(int(number) for number in numbers.split(",")) if colon else frozenset(range(known[name]))
         absent = sorted(slot for slot in slots if slot >= known[name])
@@ -99,13 +101,17 @@ def _slots(text: str, known: Mapping[str, int], where: Where) -> dict[str, froze
             has = "0" if known[name] == 1 else f"0 to {known[name] - 1}"
             problems.append(Problem("selection-slot", f"{name} has no slot {absent[0]}", where, f"{name} has {has}"))
         named[name] = named.get(name, frozenset()) | slots
+    if unknown:
+        is_none = "is none" if len(unknown) == 1 else "are none"
+        message = f"{_few(unknown)} {is_none} of the hosts"
+        problems.append(Problem("selection-host", message, where, f"known are {_few(list(known))}"))
     if problems:
         raise DsftError(problems)
     return named
 
 
 def _few(names: list[str]) -> str:
-    return "known are " + ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+    return ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
 
 
 def plan_cluster(recipe: Recipe, hosts: tuple[Host, ...]) -> Cluster:

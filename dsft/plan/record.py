@@ -7,6 +7,8 @@ before it loads torch.
 
 from __future__ import annotations
 
+import builtins
+import collections.abc
 import dataclasses
 import json
 import types
@@ -189,20 +191,38 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _build(kind: Any, value: Any) -> Any:
-    """`value` as the dataclass, tuple or plain type that the annotation `kind` asks for."""
-    if dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
-        unknown = value.keys() - hints.keys()
-        if unknown:
-            raise KeyError(f"unknown field {min(unknown)!r}")
-        return kind(**{name: _build(hints[name], item) for name, item in value.items()})
-    if typing.get_origin(kind) is tuple:
-        return tuple(_build(typing.get_args(kind)[0], item) for item in value)
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        options = [option for option in typing.get_args(kind) if option is not type(None)]
-        if value is None:
-            return None
-        if isinstance(value, (dict, list)):  # of a union, the one member that is a structure
-            structured = next(o for o in options if dataclasses.is_dataclass(o) or typing.get_origin(o) is tuple)
-            return _build(structured, value)
+    """`value` as the dataclass, tuple, mapping or plain type that the annotation `kind` asks for, or one of a union."""
+    arguments = typing.get_args(kind)
+    match typing.get_origin(kind) or kind:
+        case types.UnionType:
+            fitting = next((option for option in arguments if _fits(option, value)), None)
+            if fitting is None:
+                raise TypeError(f"{value!r} is no {kind}")
+            return _build(fitting, value)
+        case _ if not _fits(kind, value):
+            raise TypeError(f"{value!r} is no {getattr(kind, '__name__', kind)}")
+        case record if dataclasses.is_dataclass(record):
+            hints = typing.get_type_hints(record)
+            unknown = value.keys() - hints.keys()
+            if unknown:
+                raise KeyError(f"unknown field {min(unknown)!r}")
+            return record(**{name: _build(hints[name], item) for name, item in value.items()})
+        case builtins.tuple:
+            return tuple(_build(arguments[0], item) for item in value)
+        case collections.abc.Mapping:
+            return {name: _build(arguments[1], item) for name, item in value.items()}
     return value
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    """Whether JSON's `value` is of the kind, whatever is inside it."""
+    origin = typing.get_origin(kind) or kind
+    if origin is Any:
+        return True
+    if dataclasses.is_dataclass(origin) or origin is collections.abc.Mapping:
+        return isinstance(value, dict)
+    if origin is tuple:
+        return isinstance(value, list)
+    if origin is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, origin) and isinstance(value, bool) == (origin is bool)

@@ -102,6 +102,15 @@ def folders_have_no_revision(recipe: Recipe) -> Iterator[Problem]:
         yield _no_effect(recipe, ("model", "revision"), f"{path} is a folder", 'remove "revision"')
 
 
+def offloading_leaves_a_device(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.get("cluster", "device") == "cpu":
+        sharded = recipe.get("strategy", "zero_stage") in (None, 3)  # else "offload_param" is an error
+        for field in ("offload_optimizer", "cpu_offload", *["offload_param"] * sharded):
+            if recipe.get("strategy", field) in ("cpu", True):
+                because = "the device is the CPU, whose memory it would use"
+                yield _no_effect(recipe, ("strategy", field), because, f'remove "{field}"')
+
+
 def evaluation_is_apart(recipe: Recipe) -> Iterator[Problem]:
     files = range(len(recipe.get("data", "train")))
     train = [os.path.realpath(recipe.get("data", "train", at, "path")) for at in files]
@@ -142,5 +151,6 @@ RULES = (
     keeping_needs_saving,
     adam_has_betas,
     folders_have_no_revision,
+    offloading_leaves_a_device,
     evaluation_is_apart,
 )

@@ -84,6 +84,7 @@ def _engine_differs(plan: Plan, environment: Mapping[str, str]):
             "engine-mismatch",
             f"the plan's ZeRO stage is {plan.strategy.zero_stage}, but it was launched for stage {stage} "
             "(ACCELERATE_DEEPSPEED_ZERO_STAGE)",
+            help="pass the accelerate.yaml beside plan.json to accelerate launch --config_file",
         )
     if told("ACCELERATE_USE_DEEPSPEED"):
         return  # precision is deepspeed.json's, and accelerate refuses a second saying: it tells "no" whatever it is
@@ -94,6 +95,8 @@ def _engine_differs(plan: Plan, environment: Mapping[str, str]):
             "precision-mismatch",
             f"the plan's precision is {plan.training.precision}, but it was launched with mixed precision "
             f"{precision} (ACCELERATE_MIXED_PRECISION)",
+            help="pass the accelerate.yaml beside plan.json to accelerate launch --config_file; to another launcher the "
+            "variable means nothing: unset it",
         )
 
 

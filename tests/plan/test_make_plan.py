@@ -210,3 +210,38 @@ def test_plan_is_complete_and_reads_back(workshop):
     text = workshop.recipe('method.target_modules=["q_proj"]').to_json(plan.checkpoint.output_dir)
     assert plan.recipe_sha256 == hashlib.sha256(text.encode()).hexdigest()
     assert json.loads(text)["method"]["target_modules"] == ["q_proj"]
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "value"),
+    [
+        ("batch", "per_device", "4"),
+        ("batch", "per_device", 4.0),
+        ("batch", "per_device", True),
+        ("batch", "per_device", None),
+        ("training", "learning_rate", "1e-3"),
+        ("training", "learning_rate", True),
+        ("method", "target_modules", 5),
+        ("method", "target_modules", [5]),
+        ("data", "train", "rows.json"),
+        ("data", "train", [[]]),
+        ("data", "eval", []),
+        ("strategy", "config", []),
+        ("checkpoint", "output_dir", {}),
+        ("logging", "tensorboard", 1),
+    ],
+)
+def test_a_plan_that_was_changed_by_hand_to_another_type(workshop, part, field, value):
+    plan = json.loads(record.to_json(workshop.plan()))
+    plan[part][field] = value
+    with pytest.raises(ValueError, match="not a plan of this version of dsft"):
+        record.from_json(json.dumps(plan))
+
+
+@pytest.mark.parametrize(
+    ("part", "value"), [("batch", []), ("batch", None), ("versions", {"python": 3}), ("files", "x")]
+)
+def test_a_part_of_a_plan_that_was_changed_by_hand(workshop, part, value):
+    plan = json.loads(record.to_json(workshop.plan()))
+    with pytest.raises(ValueError, match="not a plan of this version of dsft"):
+        record.from_json(json.dumps(plan | {part: value}))

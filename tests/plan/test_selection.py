@@ -44,6 +44,7 @@ def test_the_world_is_the_sum_of_the_selected_slots(workshop):
     [
         ({"include": "n1:2,3"}, ["selection-slot n1 has no slot 2 (n1 has 0 to 1)"]),
         ({"include": "n3"}, ["selection-host n3 is none of the hosts (known are n1, n2)"]),
+        ({"include": "n3:0@n4@n1"}, ["selection-host n3, n4 are none of the hosts (known are n1, n2)"]),
         ({"exclude": "n1@n2"}, ["selection-empty exclude leaves no slot of any machine"]),
         ({"include": "n1:0,1@n2:0"}, ["contradiction n2 is left with 1 slots, and n1 with 2"]),
         ({"include": "n1", "exclude": "n2"}, ["said-twice both include and exclude are said"]),

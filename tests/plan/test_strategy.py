@@ -43,6 +43,20 @@ def test_parameters_are_offloaded_from_stage_3_only(workshop, stage):
     assert problem.where.text[problem.where.column - 1 :].startswith('"cpu"')
 
 
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"type": "fsdp", "cpu_offload": True},
+        DEEPSPEED | {"offload_param": "cpu"},
+        DEEPSPEED | {"offload_optimizer": "cpu"},
+    ],
+)
+def test_nothing_is_offloaded_from_a_cpu(workshop, strategy):
+    (problem,) = workshop.warnings(strategy=strategy)
+    assert problem.kind == "no-effect" and "the device is the CPU" in problem.message
+    assert not workshop.warnings(strategy=strategy, cluster={"device": "cuda", "processes_per_node": 2})
+
+
 def test_a_hybrid_of_one_machine_is_warned_of(workshop):
     fsdp = {"type": "fsdp", "hybrid_shard": True}
     (problem,) = workshop.warnings(strategy=fsdp)
