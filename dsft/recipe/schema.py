@@ -150,6 +150,8 @@ def _wrong_value(error: jsonschema.ValidationError) -> tuple[str, str, str | Non
                 return "out-of-range", f"must fit into 64 bits, not {shown}", example
             if isinstance(value, str) and _reads_as(value, types):
                 help = f"write {value} without quotes"
+            elif value == "auto":  # in strategy.config: a word of transformers' integration, not of DeepSpeed
+                help = "leave it out, and the default is taken"
             elif value is None:
                 help = _without_null(error.schema)
             return "wrong-type", f"must be {' or '.join(_TYPES[t] for t in types)}, not {shown}", help or example

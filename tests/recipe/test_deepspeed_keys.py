@@ -208,3 +208,11 @@ def test_a_deepspeed_without_a_key_is_named_with_its_version(workshop):
     assert run.returncode == 2
     assert run.stderr.count("error[") == 1
     assert 'error[unknown-key]: DeepSpeed 0.9.5, which is installed, has no key "zero_hpz_partition_size"' in run.stderr
+
+
+def test_auto_is_a_word_of_transformers_and_not_of_deepspeed(workshop):
+    zero = {"zero_optimization": {"reduce_bucket_size": "auto", "overlap_comm": "auto"}}
+    with pytest.raises(DsftError) as caught:
+        workshop.plan(strategy={"type": "deepspeed", "zero_stage": 2, "config": zero})
+    assert [problem.kind for problem in caught.value.problems] == ["wrong-type"] * 2
+    assert {problem.help for problem in caught.value.problems} == {"leave it out, and the default is taken"}
