@@ -372,7 +372,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("kind", metavar="KIND", nargs="?", help="the name in brackets, as in unknown-key; without it, all")
     sub = command(plan, "plan")
     takes_recipe(sub)
-    sub.add_argument("--gpu", metavar="NAME", help="plan for this kind of GPU in place of the recipe's")
+    sub.add_argument("--gpu", metavar="NAME", type=_gpu, help="plan for this kind of GPU in place of the recipe's")
     sub.add_argument("--nodes", metavar="N", type=_machines, help="plan for N machines in place of the recipe's")
     sub.add_argument("--json", action="store_true", help="print every alternative as JSON")
     sub = command(diff, "diff")
@@ -403,6 +403,14 @@ def _machines(text: str) -> int:
     if number > MOST_MACHINES:
         raise argparse.ArgumentTypeError(f"{text} machines are more than {MOST_MACHINES}")
     return number
+
+
+def _gpu(text: str) -> str:
+    from dsft.plan.gpus import GPUS
+
+    if text not in GPUS:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(GPUS)}")
+    return text
 
 
 def _positive(text: str) -> int:

@@ -44,9 +44,14 @@ def lora_parameters(facts: ModelFacts, r: int, targets: str | Sequence[str]) -> 
                 # Fused layers get the rank of each of them.
                 rank = r * sum(converted[one] == name for one in chosen)
                 total += count * experts * rank * (inputs + outputs)
-        elif _linear(module) and module is not facts.layout.head if plain is None else _named(path, module, plain):
+        elif _adapted(facts.layout, path, module, plain):
             total += count * r * (module.inputs + module.outputs)
     return total
+
+
+def _adapted(layout: Layout, path: str, module: Module, targets: Sequence[str] | None) -> bool:
+    """`targets` None: "all-linear", which for peft is all but the head."""
+    return _named(path, module, targets) if targets is not None else _linear(module) and module is not layout.head
 
 
 def _modules(layout: Layout, targets: Sequence[str]) -> Iterator[tuple[str, Module, int]]:

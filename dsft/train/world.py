@@ -158,10 +158,11 @@ def join(plan: Plan) -> World:
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", plan.cluster.processes_per_node))
     cpu = plan.cluster.device == "cpu"
+    # One rule for all launchers (torchrun would set 1, others leave every core to every process). With a GPU it is for
+    # an optimizer that is offloaded.
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
     if cpu:
         return_freed_memory()
-        # One rule for all launchers (torchrun would set 1, others leave every core to every process).
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
         device = torch.device("cpu")
     else:
         if local_size > torch.cuda.device_count():
