@@ -91,7 +91,7 @@ def test_plan_for_other_gpus_and_machines(folder, capsys):
     assert stopped.value.code == 2 and "more than 10000" in capsys.readouterr().err
     with pytest.raises(SystemExit) as stopped:
         cli.main(["plan", "auto.json", "--gpu", "h1000"])
-    assert stopped.value.code == 2 and "argument --gpu: 'h1000' is none of b200, h200, " in capsys.readouterr().err
+    assert stopped.value.code == 2 and "argument --gpu: 'h1000' is none of " in capsys.readouterr().err
 
 
 def test_plan_of_what_does_not_fit_shows_the_table_and_the_error(folder, capsys):
