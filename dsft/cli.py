@@ -6,6 +6,7 @@ Each command imports what it needs when it runs: `dsft check` loads no torch, an
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import io
 import json
 import os
@@ -122,7 +123,7 @@ def launch(arguments: argparse.Namespace) -> None:
     from dsft.compile import write
     from dsft.launch import dry_run, launch
 
-    plan, artifacts, directory = _compiled(arguments)
+    plan, artifacts, directory = _compiled(arguments, to_run=not arguments.dry_run)
     if arguments.dry_run:
         print(dry_run(plan, artifacts, directory), end="")
         return
@@ -236,23 +237,29 @@ def strategy_line(plan) -> str:
     return f"{name}, {plan.method.type}, {plan.training.precision}, {where} ({cluster.gpu or cluster.device})"
 
 
-def _planned(arguments: argparse.Namespace):
-    """The recipe and its plan. Warnings are reported here; with "json" or "github" that is all there is to print."""
+def _planned(arguments: argparse.Namespace, to_run: bool = False):
+    """The recipe and its plan. Warnings are reported here; with "json" or "github" that is all there is to print. What
+    can be planned and not run is an error `to_run`."""
     from dsft.plan import installed_versions, make_plan
     from dsft.recipe import load_recipe
 
     recipe = load_recipe(arguments.recipe, arguments.set)
     warnings: list[Problem] = []
     plan = make_plan(recipe, versions=installed_versions(), cwd=Path.cwd(), warn=warnings.append)
+    if to_run and any(problem.kind == "model-partial" for problem in warnings):
+        raise DsftError(
+            dataclasses.replace(problem, severity="error") if problem.kind == "model-partial" else problem
+            for problem in warnings
+        )
     report(warnings, getattr(arguments, "report_as", "text"))
     return recipe, plan
 
 
-def _compiled(arguments: argparse.Namespace):
+def _compiled(arguments: argparse.Namespace, to_run: bool = False):
     """The plan, its artifacts, and the folder they belong in."""
     from dsft.compile import compile_plan
 
-    recipe, plan = _planned(arguments)
+    recipe, plan = _planned(arguments, to_run)
     directory = Path(os.path.abspath(arguments.output or Path("build") / plan.name))
     return plan, compile_plan(plan, recipe.to_json(plan.checkpoint.output_dir), directory), directory
 

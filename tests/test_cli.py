@@ -139,6 +139,14 @@ def test_launch_dry_run(recipe, capsys):
     assert capsys.readouterr().out.count("-m dsft.train") == 2
 
 
+def test_launch_of_what_can_only_be_planned(recipe, tmp_path, capsys):
+    (tmp_path / "model" / "pytorch_model.bin").unlink()
+    assert cli.main(["compile", recipe]) == 0 and "warning[model-partial]" in capsys.readouterr().err
+    assert cli.main(["launch", recipe, "--dry-run", "-o", "new"]) == 0 and "warning[" in capsys.readouterr().err
+    assert cli.main(["launch", recipe, "-o", "new"]) == 2 and "error[model-partial]" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists() and not (tmp_path / "runs").exists()
+
+
 def test_schema(capsys):
     assert cli.main(["schema"]) == 0
     assert json.loads(capsys.readouterr().out) == load_schema()

@@ -13,7 +13,6 @@ from dsft.errors import DsftError, Problem, Where, refused
 from dsft.plan.facts import ModelFacts, cached_snapshot, read_facts
 from dsft.plan.lora import adapts_experts, missing_partners, target_names, unknown_targets
 from dsft.plan.record import Model
-from dsft.recipe.load import nearby
 from dsft.recipe.record import Recipe, Unusable
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?")
@@ -34,17 +33,7 @@ def plan_model(recipe: Recipe) -> Found:
     incomplete or not of one model."""
     path = recipe.get("model", "path")
     where = recipe.where("model", "path")
-    if os.path.isabs(path):
-        if not os.path.isdir(path):
-            raise refused("model-not-found", f"there is no folder {path}", where=where, help=nearby(Path(path)))
-        if not os.path.isfile(os.path.join(path, "config.json")):
-            raise refused(
-                "model-not-found",
-                f"{path} has no config.json",
-                where=where,
-                help="name a folder that save_pretrained wrote, or one downloaded from the hub",
-            )
-    elif not _HUB_ID.fullmatch(path):
+    if not os.path.isabs(path) and not _HUB_ID.fullmatch(path):
         raise refused(
             "model-not-found",
             f'"{path}" is neither a folder here nor a hub id such as org/name',
@@ -62,7 +51,9 @@ def plan_model(recipe: Recipe) -> Found:
 
 def _refuse_quantized(path: str, revision: str | None, where: Where) -> None:
     folder = Path(path) if os.path.isabs(path) else cached_snapshot(path, revision)
-    said = folder and json.loads((folder / "config.json").read_bytes()).get("quantization_config")
+    if folder is None or not (folder / "config.json").is_file():
+        return
+    said = json.loads((folder / "config.json").read_bytes()).get("quantization_config")
     if said:
         kind = said.get("quant_method") if isinstance(said, dict) else None
         raise refused(
@@ -74,22 +65,20 @@ def _refuse_quantized(path: str, revision: str | None, where: Where) -> None:
 
 
 def warn_of_missing(recipe: Recipe, found: Found, warn: Callable[[Problem], None]) -> None:
-    """Of a folder that can be planned and not trained: a configuration alone. A hub id is fetched before training."""
-    folder = Path(found.model.path)
-    if not folder.is_absolute():
+    """Of what can be planned and not trained: a configuration alone, a GGUF file. A hub id is fetched before training."""
+    path = Path(found.model.path)
+    if not path.is_absolute():
         return
-    missing = [] if found.facts is None or found.facts.stored_bytes else ["weights"]
-    missing += [] if any(any(folder.glob(f"{name}*")) for name in TOKENIZERS) else ["tokenizer"]
-    if missing:
-        warn(
-            Problem(
-                "model-partial",
-                f"{folder} has no {' and no '.join(missing)}: the job can be planned, and not run",
-                recipe.where("model", "path"),
-                "name a folder that save_pretrained wrote, or one downloaded from the hub, whole",
-                severity="warning",
-            )
-        )
+    if not (path / "config.json").is_file():
+        lack, help = f"{path} is in GGUF, which is for inference", "name the folder of the model that it was made from"
+    else:
+        missing = [] if found.facts is None or found.facts.stored_bytes else ["weights"]
+        missing += [] if any(any(path.glob(f"{name}*")) for name in TOKENIZERS) else ["tokenizer"]
+        lack = f"{path} has no {' and no '.join(missing)}" if missing else ""
+        help = "name a folder that save_pretrained wrote, or one downloaded from the hub, whole"
+    if lack:
+        message, where = f"{lack}: the job can be planned, and not run", recipe.where("model", "path")
+        warn(Problem("model-partial", message, where, help, severity="warning"))
 
 
 def check_model(recipe: Recipe, found: Found) -> None:

@@ -102,7 +102,7 @@ def nearby(path: Path) -> str | None:
         names = os.listdir(path.parent)
     except OSError:
         return f"there is no folder {path.parent}"
-    if path.name in names:
+    if os.path.islink(path):
         return f"it is a link to {os.path.realpath(path)}, which is not there"
     close = difflib.get_close_matches(path.name, names, n=1)
     return f"did you mean {path.parent / close[0]}?" if close else None

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import shutil
 import struct
 from pathlib import Path
 
@@ -420,6 +421,18 @@ def test_gguf(tmp_path):
     files = {"dtype": "float16", "stored_bytes": os.path.getsize(path), "chat_template": True}
     assert facts == dataclasses.replace(same, **files)
     assert read_facts(str(tmp_path)) == facts  # the folder's only GGUF file
+
+
+@pytest.mark.parametrize("path", ["model.gguf", "folder"])
+def test_a_job_of_a_gguf_file_can_be_planned_only(workshop, path):
+    (workshop.folder / "folder").mkdir()
+    tensors = {"token_embd.weight": (64, 16), "output.weight": (64, 16)}
+    write_gguf(workshop.folder / "model.gguf", "llama", NUMBERS, tensors, template=True)
+    shutil.copy(workshop.folder / "model.gguf", workshop.folder / "folder")
+    (warning,) = workshop.warnings(model={"path": f"./{path}"})
+    assert (warning.kind, warning.severity) == ("model-partial", "warning")
+    assert f"/{path} is in GGUF, which is for inference: the job can be planned, and not run" in warning.message
+    assert workshop.plan(model={"path": f"./{path}"}).estimate.memory["weights"] > 0
 
 
 def test_gguf_of_a_mixture_tied_and_without_template(tmp_path):
