@@ -17,6 +17,7 @@ from dsft.errors import Where, refused
 from dsft.plan.families import Layout, complete, layout
 from dsft.plan.headers import Gguf, Tensor, Weights, read_gguf, read_index, read_weights
 from dsft.plan.stored import check_stored, layer_sizes, linear_shapes
+from dsft.plan.window import sliding_window
 from dsft.recipe.load import nearby
 
 
@@ -60,6 +61,8 @@ class ModelFacts:
     stored_bytes: int | None  # size of the weight files; None where only config.json is there
     chat_template: bool | None  # whether the tokenizer has one; None where there is no tokenizer to look at
     layout: Layout | None = None  # every module by name and shape; None where the family is not known
+    window: int | None = None  # tokens that layers with sliding-window attention look back; None without such layers
+    windowed_layers: int = 0  # how many layers have that window
 
     @property
     def sized(self) -> bool:
@@ -194,6 +197,7 @@ def _family_facts(config: Mapping[str, Any], found: Layout, where: Where | None)
         if module.kind in ("linear", "conv1d")
     )
     names = {module.name for layer in kinds.values() for module in layer}
+    window, windowed = sliding_window(config, c.num_hidden_layers)
     return ModelFacts(
         model_type=config["model_type"],
         architecture=found.model_class,
@@ -220,6 +224,8 @@ def _family_facts(config: Mapping[str, Any], found: Layout, where: Where | None)
         stored_bytes=None,
         chat_template=None,
         layout=found,
+        window=window,
+        windowed_layers=windowed,
     )
 
 
@@ -250,11 +256,13 @@ def _header_facts(config: Mapping[str, Any], weights: Weights) -> ModelFacts:
     parameters = sum(sizes.values())
     architectures = config.get("architectures")
     linears = Counter(linear_shapes(weights.tensors))
+    number = len(layers) or size("num_hidden_layers", "n_layer")
+    window, windowed = sliding_window(text, number)
     return ModelFacts(
         model_type=str(config.get("model_type", "")),
         architecture=str(architectures[0]) if isinstance(architectures, list) and architectures else "",
         decoder_layer=None,
-        layers=len(layers) or size("num_hidden_layers", "n_layer"),
+        layers=number,
         hidden=hidden,
         heads=heads,
         kv_heads=size("num_key_value_heads") or heads,
@@ -275,6 +283,8 @@ def _header_facts(config: Mapping[str, Any], weights: Weights) -> ModelFacts:
         dtype=None,
         stored_bytes=None,
         chat_template=None,
+        window=window,
+        windowed_layers=windowed,
     )
 
 
@@ -298,6 +308,7 @@ _GGUF_FIELDS = {
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "sliding_window": "attention.sliding_window",
 }
 
 
