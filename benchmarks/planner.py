@@ -309,6 +309,7 @@ def general(case: Case, facts: ModelFacts) -> Workload:
         checkpointing=checkpointing_of(case["activation_checkpointing"]),
         compiled=bool(case.get("compiled")),
         bucket_views="no_shard" in case["engine"].lower(),  # DDP's default makes none
+        overlap_comm=stage not in (1, 2) or "overlap_comm" in said(case),
         offload_weights=offload_weights,
         offload_optimizer=offload_optimizer,
     )

@@ -11,15 +11,12 @@ from dataclasses import dataclass
 
 from dsft.errors import Problem, Where, refused
 from dsft.plan.describe import shown_size, strategy_name
-from dsft.plan.outlook import ALIKE, HOST_PER_GPU, RESERVE, Outlook, fastest, host_memory, outlooks
+from dsft.plan.outlook import ALIKE, RESERVE, Outlook, fastest, host_memory, outlooks
 from dsft.plan.remedies import MOST_MACHINES, remedies
 from dsft.plan.ways import Said, Way
 from dsft.plan.workload import Job
 
 DOUBT = 1.20  # a way that the recipe spells out is refused only above this part of the memory: estimates err
-NOTHING_FITS = (
-    f"nothing that was tried would fit: up to {MOST_MACHINES} such machines, shorter rows, LoRA; take a smaller model"
-)
 
 
 @dataclass(frozen=True)
@@ -50,13 +47,23 @@ def choose(job: Job, said: Said, *, where: Where, warn: Callable[[Problem], None
     if best:
         return Choice(best.way, best, _reason(best, possible))
     least, message, needed = _nearest(job, possible)
-    would_fit = list(remedies(job, said))
-    help = f"this would fit: {'; or '.join(would_fit)}" if would_fit else NOTHING_FITS
+    help = _help(job, said, least)
     # A CPU job may be compiled on another machine than it runs on, and it can swap.
     if job.cluster.gpu and needed > (DOUBT if said.strategy else 1.0):
         raise refused("does-not-fit", message, where=where, help=help)
     warn(Problem("memory-tight", message, where, help, severity="warning"))
     return Choice(least.way, least, "it needs least, and none leaves the reserve free" if len(possible) > 1 else None)
+
+
+def _help(job: Job, said: Said, least: Outlook) -> str:
+    would_fit = list(remedies(job, said))
+    machines = f"up to {MOST_MACHINES} such machines, " if job.cluster.gpu else ""
+    help = f"nothing that was tried would fit: {machines}shorter rows, LoRA; take a smaller model"
+    if would_fit:
+        help = f"this would fit: {'; or '.join(would_fit)}"
+    if least.lacks == "host memory" and job.host_memory is None:
+        help = f'if the machines have more, say it in "cluster.memory_gib"; {help}'
+    return help
 
 
 def _nearest(job: Job, outlooks: list[Outlook]) -> tuple[Outlook, str, float]:
@@ -66,8 +73,9 @@ def _nearest(job: Job, outlooks: list[Outlook]) -> tuple[Outlook, str, float]:
         least = min(on_device, key=lambda each: each.memory.host)
         needed = surely = least.memory.host
         there = host_memory(job)
-        said = "the recipe says" if job.host_memory is not None else f"{HOST_PER_GPU} times its GPUs' memory would be"
-        lacking = f"needs about {shown_size(needed)} of each machine's own memory; {said} {shown_size(there)}"
+        gpus = f"machines with {job.cluster.processes_per_node} {job.cluster.gpu} are taken to have"
+        has = f"{'the recipe says' if job.host_memory is not None else gpus} {shown_size(there)}"
+        lacking = f"needs about {shown_size(needed)} of each machine's own memory; {has}, of which {RESERVE:.0%} should stay free"
     else:
         least = min(outlooks, key=lambda each: each.memory.device)
         needed, surely, there = least.memory.device, least.memory.least, job.capacity

@@ -17,6 +17,7 @@ from dsft.plan.memory import (
     masters,
     optimizer_shards,
     optimizer_state,
+    sums_in_fp32,
     tokens,
     weight_shards,
     whole_weights,
@@ -31,7 +32,8 @@ ACHIEVED = 0.5
 ATTENTION_ACHIEVED = 0.35  # of the same peak: FlashAttention-2 on an H100 (Shah et al. 2024, arXiv:2407.08608)
 LINK = 0.75  # of a link's rate, that NCCL's collectives reach with large messages (nccl-tests, "busbw")
 LATENCY = 30e-6  # seconds of a collective, besides its bytes: an assumption
-EXPOSED = 0.25  # of the shorter of computing and communicating: what does not overlap; an assumption
+EXPOSED = 0.25  # of what can go beside computing: what does not; an assumption
+BACKWARD = 2 / 3  # of a pass' computing
 TOUCHED = 4  # a saved activation is written, read again, and has a gradient that is written and read
 HOST_BANDWIDTH = 100e9  # bytes a second that a machine's memory gives an optimizer on its CPUs: an assumption
 # Bytes that an update on a CPU moves for a weight. torch's AdamW, measured: some twenty passes over it and its state.
@@ -41,15 +43,19 @@ CPU_ADAMW, CPU_SGD = 208, 12
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one update. `seconds` is all of it; the others overlap. `flops` and `sent` are of one process."""
+    """Of one update, in seconds but for the last two. `flops` and `sent` are of one process."""
 
-    seconds: float
     compute: float
     communication: float
+    hidden: float  # of the communication: what goes on beside computing
     optimizer: float
     offload: float
     flops: float
     sent: float  # bytes
+
+    @property
+    def seconds(self) -> float:
+        return self.compute + self.communication - self.hidden + self.optimizer + self.offload
 
 
 class Sent(NamedTuple):
@@ -58,21 +64,28 @@ class Sent(NamedTuple):
     link: str  # "all" ranks, those "inside" a machine, or "between" machines
     size: float  # bytes of all of them
     count: int
+    beside: float = 1.0  # of the update's computing: the part that goes on meanwhile
 
 
 def step_time(facts: ModelFacts, work: Workload, gpu: Gpu, nodes: int) -> Cost:
     """What an update of `work` costs on `gpu`, its processes spread over `nodes` machines.
 
-    seconds = longer + EXPOSED x shorter of (compute, communication), + optimizer + offload
+    seconds = compute + communication - hidden + optimizer + offload
     """
     flops = work.accumulation * (matrix_flops(facts, work) + attention_flops(facts, work))
     compute = work.accumulation * pass_time(facts, work, gpu)
     collectives = sent(facts, work, nodes)
-    communication = sum(collective_time(each, work, gpu, nodes) for each in collectives)
-    optimizer, offload = optimizer_time(work, gpu), offload_time(facts, work, gpu)
-    longer, shorter = max(compute, communication), min(compute, communication)
-    seconds = longer + EXPOSED * shorter + optimizer + offload
-    return Cost(seconds, compute, communication, optimizer, offload, flops, sum(each.size for each in collectives))
+    times = [collective_time(each, work, gpu, nodes) for each in collectives]
+    beside = sum(min(time, each.beside * compute) for time, each in zip(times, collectives, strict=True))
+    return Cost(
+        compute=compute,
+        communication=sum(times),
+        hidden=(1 - EXPOSED) * min(beside, compute),
+        optimizer=optimizer_time(work, gpu),
+        offload=offload_time(facts, work, gpu),
+        flops=flops,
+        sent=sum(each.size for each in collectives),
+    )
 
 
 # Computing -----------------------------------------------------------------------------------------------------------
@@ -127,10 +140,10 @@ def rate(link: str, work: Workload, gpu: Gpu, nodes: int) -> float:
     """Bytes a second of one process on a link. A ring over machines enters and leaves each by all of its GPUs' shares
     of the network at once."""
     if link == "between":
-        return gpu.between
+        return gpu.machine.network
     if link == "inside" or nodes == 1:
         return gpu.inside
-    return min(gpu.inside, gpu.between * work.processes_per_node)
+    return min(gpu.inside, gpu.machine.network * work.processes_per_node)
 
 
 def sent(facts: ModelFacts, work: Workload, nodes: int) -> list[Sent]:
@@ -158,28 +171,46 @@ def tensor_parallel_sent(facts: ModelFacts, work: Workload) -> list[Sent]:
 
 
 def ddp_sent(facts: ModelFacts, work: Workload) -> list[Sent]:
-    """Gradients are all-reduced, once an update."""
-    return [Sent("all", 2 * ring(replicas(work)) * gradient_size(work), groups(facts))]
+    """Gradients are all-reduced, once an update, beside the last backward pass."""
+    size = 2 * ring(replicas(work)) * gradient_size(work)
+    return [Sent("all", size, groups(facts), BACKWARD / work.accumulation)]
 
 
 def zero_sent(facts: ModelFacts, work: Workload) -> list[Sent]:
     """ZeRO 1 and 2: gradients are all-reduced, though a rank needs but its part (stage_1_and_2.py,
-    `allreduce_and_scatter`; bf16_optimizer.py), in stage 2 in every pass; updated weights are gathered."""
+    `allreduce_and_scatter`; bf16_optimizer.py), in stage 2 in every pass; updated weights are gathered.
+
+    The backward pass waits for each bucket (`average_tensor`, on the stream that computes) unless `overlap_comm` is on;
+    ZeRO-1 under bf16 reduces behind it.
+    """
     reductions = 1 if work.zero_stage == 1 else work.accumulation
+    whole = ring(replicas(work))
+    overlaps = work.overlap_comm and not (work.zero_stage == 1 and sums_in_fp32(work))
+    beside = BACKWARD * reductions / work.accumulation if overlaps else 0.0
     updated = work.trained / work.tensor_parallel * work.compute_bytes
-    size = ring(replicas(work)) * (2 * reductions * gradient_size(work) + updated)
-    return [Sent("all", size, (reductions + 1) * groups(facts))]
+    return [
+        Sent("all", whole * 2 * reductions * gradient_size(work), reductions * groups(facts), beside),
+        Sent("all", whole * updated, groups(facts), 0.0),
+    ]
 
 
 def sharded_sent(facts: ModelFacts, work: Workload, nodes: int) -> list[Sent]:
     """FSDP and ZeRO 3: weights are gathered in every pass, forward and, where they were dropped since, backward;
     gradients are reduced to shards in every pass, or once where they stay whole until the last. Copies that are split
-    inside machines all-reduce their shards of gradients between them, once an update."""
-    gathers = work.accumulation * (2 if work.reshard else 1)
+    inside machines all-reduce their shards of gradients between them, once an update. With a second copy, of hpZ, the
+    backward pass gathers from the near ranks that share it (Wang et al. 2023, arXiv:2306.10209, section 3.2)."""
+    again = work.accumulation if work.reshard else 0
+    gathers = work.accumulation + (again if work.zero_hpz == 1 else 0)
     reductions = work.accumulation if work.engine == "deepspeed" or work.reduce_every_pass else 1
     size = ring(work.shards) * (gathers * gathered_size(facts, work) + reductions * gradient_size(work))
     link = "inside" if nodes > 1 and work.shards <= work.processes_per_node else "all"
-    found = [Sent(link, size, (gathers + reductions) * groups(facts))]
+    beside = 1.0 if work.overlap_comm else 0.0
+    found = [Sent(link, size, (gathers + reductions) * groups(facts), beside)]
+    if work.zero_hpz > 1:
+        near = "inside" if work.zero_hpz <= work.processes_per_node else "all"
+        found.append(
+            Sent(near, again * ring(work.zero_hpz) * gathered_size(facts, work), again * groups(facts), beside)
+        )
     if work.shards < replicas(work):
         copies = replicas(work) // work.shards
         found.append(Sent("between", 2 * ring(copies) * gradient_size(work) / work.shards, groups(facts)))

@@ -160,9 +160,8 @@ def optimizer_shards(work: Workload) -> int:
 
 def weights(facts: ModelFacts, work: Workload) -> float:
     """The model's weights, without adapters."""
-    if work.offload_weights:
-        return 0
-    return whole_weights(facts, work) / weight_shards(work)
+    second = whole_weights(facts, work) / work.zero_hpz if work.zero_hpz > 1 else 0  # on the device in any case
+    return second + (0 if work.offload_weights else whole_weights(facts, work) / weight_shards(work))
 
 
 def whole_weights(facts: ModelFacts, work: Workload) -> float:
@@ -335,11 +334,19 @@ def attention_saved(facts: ModelFacts, work: Workload) -> float:
         copied = query if work.device == "cpu" else 0  # the output, which sdpa on a CPU lays out as the queries are
         saved += work.compute_bytes * (query + key + copied)
     if work.attention != "eager":
-        return saved + FP32 * facts.heads
+        return saved + FP32 * facts.heads + window_mask_saved(facts, work)
     copy = work.compute_bytes if work.compute_bytes != FP32 or facts.model_type in DROPOUT else 0
     mask = 1 if facts.model_type in DROPOUT else 0
     capped = work.compute_bytes if facts.model_type in SOFT_CAPPED else 0
     return saved + facts.heads * work.length * (FP32 + copy + mask + capped)
+
+
+def window_mask_saved(facts: ModelFacts, work: Workload) -> float:
+    """Rows longer than a sliding window take sdpa a mask, which each such layer turns into values of its own (torch,
+    `convert_boolean_attn_mask`); FlashAttention knows windows. Here the mean of all layers."""
+    if work.attention != "sdpa" or facts.window is None or work.length <= facts.window:
+        return 0
+    return facts.windowed_layers / facts.layers * work.length * work.compute_bytes
 
 
 def mlp_saved(facts: ModelFacts, work: Workload) -> float:
@@ -497,12 +504,14 @@ def fsdp_buffers(facts: ModelFacts, work: Workload, parameters: int) -> float:
 
 
 def staging_bucket(work: Workload) -> float:
-    """ZeRO-1's and 2's, to which gradients are copied: it is there from the start of the backward pass to its end
-    (stage_1_and_2.py, `setup_buckets`). On a CPU ZeRO-1's gradients move to it; under bf16 it has none (bf16_optimizer.py)."""
+    """ZeRO-1's and 2's, to which gradients are copied: it is there from the start of the backward pass to its end, and
+    under `overlap_comm` there are two (stage_1_and_2.py, `setup_buckets`). On a CPU ZeRO-1's gradients move to it; under
+    bf16 it has none (bf16_optimizer.py)."""
+    buckets = (2 if work.overlap_comm else 1) * bucket_elements(work)
     if work.zero_stage == 2:
-        return bucket_elements(work) * work.compute_bytes
+        return buckets * work.compute_bytes
     if work.zero_stage == 1 and work.device == "cuda" and not sums_in_fp32(work):
-        return bucket_elements(work) * work.gradient_bytes
+        return buckets * work.gradient_bytes
     return 0
 
 
@@ -538,10 +547,14 @@ def update_temporaries(facts: ModelFacts, work: Workload) -> float:
 
 def host(facts: ModelFacts, work: Workload) -> int:
     """Resident memory of a machine's processes beside the GPUs: every process loads the whole model before it is spread,
-    the main one collects a whole checkpoint, and what is offloaded stays. A CPU is the device itself."""
-    loading = work.processes_per_node * process.loaded(facts, work)
+    and DeepSpeed casts it there; the main one collects a whole checkpoint, or the result and, of a whole model, what it
+    reads back of it; what is offloaded stays. A CPU is the device itself."""
+    cast = work.trained * work.trained_bytes if work.engine == "deepspeed" and work.trained_bytes == BF16 else 0
+    loading = work.processes_per_node * (process.loaded(facts, work) + cast)
+    checkpoint = process.checkpoint_bytes(work) if work.checkpoints else 0
+    result = work.trained * FP32 * (2 if work.full else 1)
     kept = work.processes_per_node * (process.libraries(work) + offloaded(facts, work))
-    return int(kept + max(loading, process.checkpoint_bytes(work)))
+    return int(kept + max(loading, checkpoint, result))
 
 
 def offloaded(facts: ModelFacts, work: Workload) -> float:

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dsft.plan import cost
+from dsft.plan.cost import Cost, step_time
 from dsft.plan.gpus import GPUS
 from dsft.plan.memory import Memory, estimate
 from dsft.plan.ways import Said, Way, open_ways
 from dsft.plan.workload import Job, workload_of
 
-RESERVE = 0.10  # of a device's memory, left free for what estimates miss
+RESERVE = 0.10  # of a device's memory, and of its machine's own, left free for what estimates miss
 ALIKE = 0.10  # of an update's time: estimates do not tell smaller differences
-# Times its GPUs' memory: as much as machines have at most (DGX H100: 2048 GB to 640); auto goes no further.
-HOST_PER_GPU = 4
 
 
 @dataclass(frozen=True)
@@ -23,26 +21,30 @@ class Outlook:
 
     way: Way
     memory: Memory
-    seconds: float | None  # of an update; None on a CPU, whose speed is not known
+    cost: Cost | None  # None on a CPU, whose speed is not known
     lacks: str | None  # "device memory", of which a reserve stays free, or "host memory"; None where it fits
 
     @property
     def fits(self) -> bool:
         return self.lacks is None
 
+    @property
+    def seconds(self) -> float | None:
+        """Of an update."""
+        return self.cost.seconds if self.cost else None
+
 
 def outlook(job: Job, way: Way) -> Outlook:
     work = workload_of(job, way)
     memory = estimate(job.facts, work)
-    seconds = None
-    if job.cluster.gpu:
-        seconds = cost.step_time(job.facts, work, GPUS[job.cluster.gpu], len(job.cluster.hosts)).seconds
+    gpu = GPUS[job.cluster.gpu] if job.cluster.gpu else None
+    cost = step_time(job.facts, work, gpu, len(job.cluster.hosts)) if gpu else None
     lacks = None
     if memory.device > job.capacity * (1 - RESERVE):
         lacks = "device memory"
-    elif job.cluster.gpu and memory.host > host_memory(job):
+    elif gpu and memory.host > host_memory(job) * (1 - RESERVE):
         lacks = "host memory"
-    return Outlook(way, memory, seconds, lacks)
+    return Outlook(way, memory, cost, lacks)
 
 
 def outlooks(job: Job, said: Said) -> list[Outlook]:
@@ -50,10 +52,12 @@ def outlooks(job: Job, said: Said) -> list[Outlook]:
     return [outlook(job, way) for way in open_ways(said, job.cluster, job.global_batch_size)]
 
 
-def host_memory(job: Job) -> int:
+def host_memory(job: Job) -> float:
+    """Bytes that the processes of a machine with GPUs may use of its own memory: what the recipe says, or what machines
+    with as many such GPUs have."""
     if job.host_memory is not None:
         return job.host_memory
-    return HOST_PER_GPU * job.capacity * job.cluster.processes_per_node
+    return GPUS[job.cluster.gpu].machine.memory * job.cluster.processes_per_node
 
 
 def fastest(outlooks: Iterable[Outlook]) -> Outlook | None:

@@ -54,11 +54,12 @@ def cpu_moments(facts: ModelFacts, work: Workload, lasting: Mapping[str, float])
     before = {
         name: size for name, size in lasting.items() if name != "optimizer"
     }  # its state comes with the first update
+    checkpoint = checkpoint_bytes(work) if work.checkpoints else 0
     result = work.trained * FP32
     return {
         "load": {"weights": whole, "file": _mapped(facts, work)},
         "start": {**before, "loaded": _handed_over(work, whole)},
-        "checkpoint": {**lasting, "collected": collected(work, checkpoint_bytes(work))},
+        "checkpoint": {**lasting, "collected": collected(work, checkpoint)},
         "result": {**lasting, "collected": collected(work, result), "read back": result if work.full else 0},
     }
 

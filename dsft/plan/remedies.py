@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dsft.plan import record
 from dsft.plan.describe import batch_line, count, strategy_name
-from dsft.plan.outlook import fastest, outlook
+from dsft.plan.outlook import fastest, host_memory, outlook
 from dsft.plan.ways import Said, Way, open_ways
 from dsft.plan.workload import Job
 
@@ -35,7 +35,7 @@ def way_line(way: Way) -> str:
 
 
 def _changes(job: Job, said: Said) -> Iterator[tuple[str, Way]]:
-    """More GPUs, a shorter length, LoRA: what would do, and by which way."""
+    """More GPUs, fewer processes on each, a shorter length, LoRA: what would do, and by which way."""
     for cluster in _larger(job.cluster):
         way = _fitting(dataclasses.replace(job, cluster=cluster), said)
         if way:
@@ -44,6 +44,9 @@ def _changes(job: Job, said: Said) -> Iterator[tuple[str, Way]]:
                 way,
             )
             break
+    fewer = _fewer_processes(job, said)
+    if fewer:
+        yield f"{count(fewer[0], 'process', 'processes')} on each machine", fewer[1]
     shorter = _shorter(job, said)
     if shorter:
         yield f'"max_length": {shorter[0]}', shorter[1]
@@ -76,9 +79,24 @@ def _larger(cluster: record.Cluster) -> Iterator[record.Cluster]:
         yield dataclasses.replace(cluster, hosts=(host,) * machines, processes_per_node=processes)
 
 
+def _fewer_processes(job: Job, said: Said) -> tuple[int, Way] | None:
+    """The most on each machine that fit, where its own memory is what is lacking: each process loads the model there."""
+    ways = open_ways(said, job.cluster, job.global_batch_size)
+    if not any(outlook(job, way).lacks == "host memory" for way in ways):
+        return None
+    for processes in range(job.cluster.processes_per_node - 1, 0, -1):
+        memory = host_memory(job)  # of the same machine
+        smaller = dataclasses.replace(job.cluster, processes_per_node=processes)
+        way = _fitting(dataclasses.replace(job, cluster=smaller, host_memory=memory), said)
+        if way:
+            return processes, way
+    return None
+
+
 def _shorter(job: Job, said: Said) -> tuple[int, Way] | None:
     """The longest max_length that fits, a multiple of 64, and its way; None where not even 64 tokens do."""
-    fitting, found, too_long = 0, None, -(-job.data.max_length // 64)  # in units of 64 tokens
+    longest = min(job.data.max_length - 1, job.facts.max_positions or job.data.max_length)
+    fitting, found, too_long = 0, None, longest // 64 + 1  # in units of 64 tokens
     while too_long - fitting > 1:
         middle = (fitting + too_long) // 2
         way = _fitting(dataclasses.replace(job, data=dataclasses.replace(job.data, max_length=middle * 64)), said)

@@ -84,6 +84,7 @@ def _data(outlook: Outlook) -> dict[str, Any]:
         "host_bytes": memory.host,
         "disk_bytes": memory.disk,
         "seconds_per_update": outlook.seconds,
+        "cost": dataclasses.asdict(outlook.cost) if outlook.cost else None,
         "fits": outlook.fits,
         "lacks": outlook.lacks,
     }

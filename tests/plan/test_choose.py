@@ -9,6 +9,7 @@ import pytest
 
 from dsft.errors import DsftError
 from dsft.plan.choose import DOUBT
+from dsft.plan.cost import Cost
 from dsft.plan.describe import strategy_name
 from dsft.plan.outlook import ALIKE, RESERVE, Outlook, fastest
 
@@ -51,7 +52,7 @@ def job(workshop):
         ("Qwen/Qwen2.5-0.5B", "h100-80gb", 1, 8, {}, "ddp", False),
         ("meta-llama/Llama-3.1-8B", "h100-80gb", 1, 8, {"method": {"type": "lora"}}, "ddp", False),
         ("meta-llama/Llama-3.1-8B", "rtx-4090", 1, 1, {"method": {"type": "lora"}}, "single", True),
-        ("meta-llama/Llama-3.1-8B", "h100-80gb", 1, 8, {}, "deepspeed ZeRO-2", False),
+        ("meta-llama/Llama-3.1-8B", "h100-80gb", 1, 8, {}, "fsdp, weights kept gathered", False),
         ("meta-llama/Llama-3.1-70B", "h100-80gb", 1, 8, {"method": {"type": "lora"}}, "fsdp", True),
         ("Qwen/Qwen2.5-7B", "a100-80gb", 1, 1, {}, "deepspeed ZeRO-2, optimizer in host memory", False),
     ],
@@ -115,9 +116,9 @@ def refusal(workshop, sections, *overrides: str):
 
 def test_more_gpus_or_lora_would_fit(workshop, job):
     """What is said to fit does, and one GPU less would not."""
-    limited = {"memory_gib": 75}  # too little to offload to
+    limited = {"memory_gib": 71}  # too little to offload to
     problem = refusal(workshop, job("meta-llama/Llama-3.2-3B", "l4", 1, 1, rows=60, cluster=limited))
-    assert problem.where.line is not None and "the recipe says 75.0 GiB" in problem.message
+    assert problem.where.line is not None and "the recipe says 71.0 GiB" in problem.message
     more, lora = problem.help.removeprefix("this would fit: ").split("; or ")
     assert lora == '"method": {"type": "lora"}'
     gpus = int(re.fullmatch(r"1 machine with (\d+) l4 each", more)[1])
@@ -127,7 +128,7 @@ def test_more_gpus_or_lora_would_fit(workshop, job):
 
 
 def test_more_machines_would_fit(workshop, job):
-    limited = {"memory_gib": 110}
+    limited = {"memory_gib": 116}
     problem = refusal(
         workshop, job("meta-llama/Llama-3.2-3B", "t4", 1, 8, rows=64, cluster=limited, training={"precision": "fp32"})
     )
@@ -135,6 +136,14 @@ def test_more_machines_would_fit(workshop, job):
     workshop.plan(
         **job("meta-llama/Llama-3.2-3B", "t4", machines, 8, rows=64, cluster=limited, training={"precision": "fp32"})
     )
+
+
+def test_fewer_processes_would_fit(workshop, job):
+    """Each loads the whole model into its machine's memory. What is said to fit does."""
+    sections = job("Qwen/Qwen3-8B", "h100-80gb", 1, 8, method={"type": "lora"}, cluster={"memory_gib": 100})
+    problem = refusal(workshop, sections)
+    fewer = int(re.search(r"(\d+) processes on each machine", problem.help)[1])
+    workshop.plan(f"cluster.processes_per_node={fewer}", "training.global_batch_size=60", **sections)
 
 
 def test_a_shorter_length_would_fit(workshop, job):
@@ -153,7 +162,7 @@ def test_a_strategy_that_is_said_and_does_not_fit(workshop, job):
     problem = refusal(workshop, sections, "strategy.type=ddp")
     assert problem.where.source == "--set strategy.type=ddp"
     assert problem.message.startswith("ddp needs about 1") and "79.2 GiB" in problem.message
-    assert problem.help.startswith("this would fit: deepspeed ZeRO-2, 64 rows = ")
+    assert problem.help.startswith("this would fit: fsdp, weights kept gathered, 64 rows = ")
 
 
 def test_what_would_fit_is_said_of_what_the_recipe_says(workshop, job):
@@ -190,8 +199,8 @@ def test_a_strategy_that_is_said_may_use_what_is_doubtful(workshop, job):
 
 def test_no_machine_has_the_memory_to_offload_a_giant(workshop, job):
     problem = refusal(workshop, job("meta-llama/Llama-3.1-405B", "h100-80gb"))
-    assert "of each machine's own memory; 4 times its GPUs' memory would be" in problem.message
-    assert problem.help.startswith("nothing that was tried would fit: up to 1024 such machines")
+    assert "of each machine's own memory; machines with 8 h100-80gb are taken to have 1863 GiB" in problem.message
+    assert problem.help.startswith('if the machines have more, say it in "cluster.memory_gib"; ')
 
 
 def test_a_machines_own_memory_limits_offloading(workshop, job):
@@ -212,8 +221,12 @@ def test_on_cpus_the_simplest_that_fits(workshop):
 
 def test_differences_below_what_estimates_tell_do_not_count(workshop, job):
     """Of ways about as fast the first, which is the simplest, is taken."""
-    outlook = Outlook(None, None, 1.0, None)
-    slightly, much = (dataclasses.replace(outlook, seconds=1 - part) for part in (ALIKE / 2, 1.5 * ALIKE))
+    cost = Cost(compute=1.0, communication=0, hidden=0, optimizer=0, offload=0, flops=0, sent=0)
+    outlook = Outlook(None, None, cost, None)
+    slightly, much = (
+        dataclasses.replace(outlook, cost=dataclasses.replace(cost, compute=1 - part))
+        for part in (ALIKE / 2, 1.5 * ALIKE)
+    )
     assert fastest([outlook, slightly]) is outlook
     assert fastest([outlook, much]) is much
     assert fastest([dataclasses.replace(outlook, lacks="device memory"), much]) is much

@@ -34,24 +34,24 @@ FACTS = {
 DEVICES = {"mi250x": 2}  # that a board is to a process
 LANES = {3: 15.75, 4: 31.5, 5: 63.0}  # GB/s of sixteen in one direction (PCI-SIG)
 
-# Gb/s of a machine's network, and its devices.
-NETWORKS = {
-    "t4": (100, 8),  # AWS g4dn.metal
-    "v100-16gb": (400, 8),  # DGX-1
-    "v100-32gb": (400, 8),
-    "rtx-3090": (10, 1),
-    "rtx-4090": (10, 1),
-    "a10g": (100, 8),  # AWS g5.48xlarge
-    "l4": (100, 8),  # AWS g6.48xlarge
-    "l40s": (400, 8),  # AWS g6e.48xlarge
-    "a100-40gb": (1600, 8),  # DGX A100 320GB
-    "a100-80gb": (1600, 8),  # DGX A100 640GB
-    "h100-80gb": (3200, 8),  # DGX H100
-    "h100-96gb": (3200, 8),  # Grand Teton
-    "h200": (3200, 8),  # DGX H200
-    "b200": (3200, 8),  # DGX B200
-    "mi250x": (800, 8),  # Frontier
-    "mi300x": (3200, 8),  # Azure ND MI300X v5
+# Gb/s of a machine's network, its devices, and GB of its own memory.
+MACHINES = {
+    "t4": (100, 8, 384 * 2**30 / 1e9),  # AWS g4dn.metal
+    "v100-16gb": (400, 8, 512),  # DGX-1
+    "v100-32gb": (400, 8, 512),
+    "rtx-3090": (10, 1, 64),
+    "rtx-4090": (10, 1, 64),
+    "a10g": (100, 8, 768 * 2**30 / 1e9),  # AWS g5.48xlarge
+    "l4": (100, 8, 768 * 2**30 / 1e9),  # AWS g6.48xlarge
+    "l40s": (400, 8, 1536 * 2**30 / 1e9),  # AWS g6e.48xlarge
+    "a100-40gb": (1600, 8, 1000),  # DGX A100 320GB
+    "a100-80gb": (1600, 8, 2000),  # DGX A100 640GB
+    "h100-80gb": (3200, 8, 2000),  # DGX H100
+    "h100-96gb": (3200, 8, 2000),  # Grand Teton
+    "h200": (3200, 8, 2000),  # DGX H200
+    "b200": (3200, 8, 2000),  # DGX B200
+    "mi250x": (800, 8, 512),  # Frontier
+    "mi300x": (3200, 8, 1850 * 2**30 / 1e9),  # Azure ND MI300X v5
 }
 WITHOUT_BF16 = {"t4", "v100-16gb", "v100-32gb"}  # before Ampere
 near = pytest.approx
@@ -59,7 +59,7 @@ near = pytest.approx
 
 def test_a_recipe_can_name_each_of_them():
     allowed = load_schema()["properties"]["cluster"]["properties"]["gpu"]["enum"]
-    assert {name for name in allowed if name} == set(GPUS) == set(FACTS) == set(NETWORKS)
+    assert {name for name in allowed if name} == set(GPUS) == set(FACTS) == set(MACHINES)
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -76,9 +76,10 @@ def test_rates_are_those_that_are_published(name):
 
 
 @pytest.mark.parametrize("name", GPUS)
-def test_a_gpu_has_its_share_of_the_machines_network(name):
-    gigabits, devices = NETWORKS[name]
-    assert GPUS[name].between == near(gigabits / 8 * 1e9 / devices)
+def test_a_gpu_has_its_share_of_the_machine(name):
+    gigabits, devices, gigabytes = MACHINES[name]
+    assert GPUS[name].machine.network == near(gigabits / 8 * 1e9 / devices)
+    assert GPUS[name].machine.memory == near(gigabytes * 1e9 / devices, rel=0.01)
 
 
 @pytest.mark.parametrize("name", GPUS)

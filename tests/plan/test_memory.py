@@ -133,6 +133,17 @@ def test_activations_are_what_autograd_saves(facts_of, family, method, number):
     assert saved_bytes(DECODERS[family], work) == pytest.approx(memory.activations(facts, work), rel=0.06)
 
 
+@pytest.mark.parametrize("window", [16, 96])
+def test_rows_longer_than_a_window_have_a_mask_in_each_layer(facts_of, window):
+    """Heads and widths small, so that the mask weighs: 96 values a token, of three layers each."""
+    config = DECODERS["llama"] | {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    config |= {"sliding_window": window}
+    facts = facts_of(config)
+    work = on_cpu(facts, "lora", FP32)
+    assert facts.windowed_layers == facts.layers
+    assert saved_bytes(config, work) == pytest.approx(memory.activations(facts, work), rel=0.04)
+
+
 def test_dropout_on_adapters_saves_a_mask(facts_of):
     """And its own values. The first layer, whose input has no gradient, needs no mask: the 4 % too much of three layers."""
     facts = facts_of(LLAMA)
@@ -340,14 +351,58 @@ def test_what_an_update_makes_besides(facts, optimizer, decay, tensors):
 
 def test_on_a_cpu_a_sharded_checkpoint_can_be_the_worst_moment(facts):
     """The main rank collects weights and both moments, whole; without sharding they are written from where they are."""
-    short = {"device": "cpu", "compute_bytes": FP32, "length": 8, "rows": 1}
+    short = {"device": "cpu", "compute_bytes": FP32, "length": 8, "rows": 1, "checkpoints": 2}
     found = estimate(facts, full(facts, "fsdp", **short))
     assert found.moment == "checkpoint"
     assert found.parts["collected"] == 12 * facts.parameters
     assert estimate(facts, full(facts, "single", **short)).parts.get("collected", 0) == 0
+    # Where none is written, the result is the worst: collected, and read back.
+    without = estimate(facts, full(facts, "fsdp", **short | {"checkpoints": 0}))
+    assert without.moment == "result" and without.parts["read back"] == 4 * facts.parameters
 
 
 def test_every_moment_has_a_name_for_people(facts):
     """`dsft plan` and `dsft diff` show it."""
     work = full(facts, "deepspeed", 3, device="cpu")
     assert {*memory._moments(facts, work), *memory.process.cpu_moments(facts, work, {})} == set(MOMENTS)
+
+
+def test_what_gradients_pass_through(facts):
+    """Bytes worked out by hand: buckets of 500 million elements, and more than that is trained."""
+    bucket, trained = 500_000_000, 8 * 10**9
+    work = dict(
+        trained=trained, world_size=8, shards=8, trained_bytes=BF16, master_bytes=FP32, communication_bytes=FP32
+    )
+
+    def zero(stage, **said):
+        return Workload("deepspeed", stage, **work | said)
+
+    assert memory.layer_buffers(facts, zero(2, overlap_comm=False)) == bucket * BF16
+    assert memory.layer_buffers(facts, zero(2, overlap_comm=True)) == 2 * bucket * BF16
+    assert memory.layer_buffers(facts, zero(1, overlap_comm=False)) == 0  # under bf16
+    assert memory.layer_buffers(facts, zero(1, compute_bytes=FP32, overlap_comm=False)) == bucket * FP32
+    assert memory.reduction_buffers(facts, zero(2, overlap_comm=False)) == bucket * (BF16 + BF16 + FP32)
+    assert memory.reduction_buffers(facts, zero(3)) == bucket * FP32
+    assert memory.zero3_bucket(zero(3)) == bucket * FP32 and memory.zero3_bucket(zero(2)) == 0
+    layer = Workload("fsdp", trained=facts.parameters, world_size=8, shards=8)
+    assert memory.layer_buffers(facts, layer) == facts.layer_parameters * (BF16 + FP32)
+
+
+def test_hpz_keeps_a_second_copy(facts):
+    def weights(**said):
+        zero = Workload("deepspeed", 3, trained=facts.parameters, world_size=16, shards=16, trained_bytes=BF16, **said)
+        return memory.weights(facts, zero)
+
+    assert weights(zero_hpz=8) - weights() == facts.parameters * BF16 / 8
+    assert weights(zero_hpz=8, offload_weights=True) == facts.parameters * BF16 / 8
+
+
+def test_a_machine_loads_casts_and_reads_back(facts):
+    """Eight processes load fp32 weights, which DeepSpeed casts beside them; the main one has the result twice."""
+    machine = {"trained": facts.parameters, "world_size": 8, "shards": 8, "processes_per_node": 8}
+    libraries = 8 * memory.process.LIBRARIES
+    assert memory.host(facts, Workload("fsdp", **machine)) == libraries + 8 * 4 * facts.parameters
+    cast = Workload("deepspeed", 2, **machine, trained_bytes=BF16, master_bytes=FP32)
+    assert memory.host(facts, cast) == libraries + 8 * memory.process.DEEPSPEED + 8 * (4 + 2) * facts.parameters
+    alone = Workload("single", trained=facts.parameters, processes_per_node=1, optimizer="sgd")
+    assert memory.host(facts, alone) == memory.process.LIBRARIES + 8 * facts.parameters
