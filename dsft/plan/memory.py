@@ -342,9 +342,9 @@ def attention_saved(facts: ModelFacts, work: Workload) -> float:
 
 
 def window_mask_saved(facts: ModelFacts, work: Workload) -> float:
-    """Rows longer than a sliding window take sdpa a mask, which each such layer turns into values of its own (torch,
+    """Rows as long as a sliding window, or longer, take sdpa a mask, which each such layer turns into values of its own (torch,
     `convert_boolean_attn_mask`); FlashAttention knows windows. Here the mean of all layers."""
-    if work.attention != "sdpa" or facts.window is None or work.length <= facts.window:
+    if work.attention != "sdpa" or facts.window is None or work.length < facts.window:
         return 0
     return facts.windowed_layers / facts.layers * work.length * work.compute_bytes
 

@@ -370,9 +370,8 @@ def test_every_moment_has_a_name_for_people(facts):
 def test_what_gradients_pass_through(facts):
     """Bytes worked out by hand: buckets of 500 million elements, and more than that is trained."""
     bucket, trained = 500_000_000, 8 * 10**9
-    work = dict(
-        trained=trained, world_size=8, shards=8, trained_bytes=BF16, master_bytes=FP32, communication_bytes=FP32
-    )
+    work = {"trained": trained, "world_size": 8, "shards": 8, "trained_bytes": BF16, "master_bytes": FP32}
+    work["communication_bytes"] = FP32
 
     def zero(stage, **said):
         return Workload("deepspeed", stage, **work | said)
