@@ -28,14 +28,10 @@ def main(argv: list[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is no reason to fail
     try:
-        _check_paths(sys.argv[1:] if argv is None else argv)
-        arguments.run(arguments)
+        code = _run(arguments, sys.argv[1:] if argv is None else argv)
         if sys.stdout:  # None where it was closed before the start
             sys.stdout.flush()
-        return 0
-    except DsftError as error:
-        report(error.problems, getattr(arguments, "report_as", "text"))
-        return error.exit_code
+        return code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except Exception as error:
@@ -52,6 +48,16 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return EXIT_FAILED
+
+
+def _run(arguments: argparse.Namespace, argv: list[str]) -> int:
+    try:
+        _check_paths(argv)
+        arguments.run(arguments)
+        return 0
+    except DsftError as error:
+        report(error.problems, getattr(arguments, "report_as", "text"))
+        return error.exit_code
 
 
 def _check_paths(argv: list[str]) -> None:

@@ -222,7 +222,7 @@ def good(draw):
         **draw(
             st.just({})
             | _some(warmup_ratio=st.floats(0, 0.5))
-            | _some(warmup_steps=st.integers(0, updates) | st.just(updates))
+            | _some(warmup_steps=st.integers(0, updates - 1) | st.just(updates - 1))
         ),
     }
     saving = st.fixed_dictionaries({"save_steps": seldom}, optional={"keep": st.integers(1, 5)})

@@ -192,7 +192,11 @@ def test_a_fault_of_dsft_is_one_line_and_a_trace_with_debug(recipe, monkeypatch,
             cli.main(arguments)
 
 
-@pytest.mark.parametrize("arguments", [["schema"], ["check", "recipe.json"]], ids=["long", "short"])
+@pytest.mark.parametrize(
+    "arguments",
+    [["schema"], ["check", "recipe.json"], ["check", "recipe.json", "--set", "nme=1", "--format", "json"]],
+    ids=["long", "short", "errors"],
+)
 def test_a_reader_that_has_gone_away(recipe, arguments):
     read, write = os.pipe()
     os.close(read)
@@ -201,6 +205,14 @@ def test_a_reader_that_has_gone_away(recipe, arguments):
     process = subprocess.run(command, check=False, stdout=write, stderr=subprocess.PIPE, env=buffered)
     os.close(write)
     assert (process.returncode, process.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize("format", ["json", "github"])
+def test_errors_that_cannot_be_written(recipe, format):
+    command = f"{sys.executable} -m dsft check recipe.json --set nme=1 --format {format} >/dev/full"
+    process = subprocess.run(command, check=False, shell=True, capture_output=True)
+    assert process.returncode == 1
+    assert process.stderr == b"error[cannot-write]: cannot write to standard output: No space left on device\n"
 
 
 @pytest.mark.parametrize("arguments", ["schema", "check recipe.json"])

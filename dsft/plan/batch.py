@@ -14,6 +14,8 @@ _TOTAL, _PER_DEVICE, _ACCUMULATION = FIELDS = (
     "gradient_accumulation_steps",
 )
 
+MOST_ROWS = 10**9  # as the schema has it of global_batch_size
+
 
 def plan_batches(recipe: Recipe, hosts: tuple[Host, ...]) -> tuple[Batch, ...]:
     """The batch of two given fields and the world, or of three that agree. Where the global batch alone is given: every
@@ -32,7 +34,11 @@ def plan_batches(recipe: Recipe, hosts: tuple[Host, ...]) -> tuple[Batch, ...]:
             f"give two of the three; the {world} process{'es' if world > 1 else ''} give{'s' * (world == 1)} the third",
         )
     if total is None:
-        return (Batch(world, per_device, accumulation, per_device * accumulation * world),)
+        total = per_device * accumulation * world
+        if total > MOST_ROWS:
+            message = f"{per_device}*{accumulation}*{world} = {total} rows an update are more than {MOST_ROWS}"
+            raise refused("out-of-range", message, where=recipe.where("training", *said[:1]))
+        return (Batch(world, per_device, accumulation, total),)
     if per_device and accumulation and total != per_device * accumulation * world:
         raise wrong(
             f"{total} != {per_device}*{accumulation}*{world}: global_batch_size is not "

@@ -23,14 +23,16 @@ def plan_training(recipe: Recipe, batches: tuple[Batch, ...], data: Data) -> Tra
     if not lengths:
         raise Unusable  # as a rule of the recipe reports
     total_updates = min(lengths)
-    warmup_updates = said("warmup_steps") or warmup(total_updates, said("warmup_ratio") or 0.0)
-    if warmup_updates > total_updates:
+    # Rounded up, a ratio may be all of a short training, of which the first update has a rate of 0.
+    by_ratio = min(warmup(total_updates, said("warmup_ratio") or 0.0), total_updates - 1)
+    warmup_updates = said("warmup_steps") or by_ratio
+    if warmup_updates >= total_updates:
         raise refused(
             "out-of-range",
-            f"{warmup_updates} warm-up updates, and training has only {total_updates}: "
+            f"{warmup_updates} warm-up updates, and training has {total_updates}: "
             "the learning rate would never get to its height",
             where=recipe.where("training", "warmup_steps"),
-            help=f"at most {total_updates}, or warmup_ratio in its place",
+            help=f"at most {total_updates - 1}, or warmup_ratio in its place",
         )
     return Training(
         updates_per_epoch=updates_per_epoch,

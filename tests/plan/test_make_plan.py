@@ -70,7 +70,9 @@ def test_a_batch_that_does_not_come_out(workshop, processes, said, text):
         ({"max_steps": 7, "num_train_epochs": 2}, 6, 0),
         ({"max_steps": 100, "warmup_ratio": 0.07}, 100, 7),
         ({"max_steps": 5, "warmup_ratio": 0.1}, 5, 1),
-        ({"max_steps": 5, "warmup_steps": 5}, 5, 5),
+        ({"max_steps": 5, "warmup_steps": 4}, 5, 4),
+        ({"max_steps": 1, "warmup_ratio": 0.03}, 1, 0),
+        ({"max_steps": 5, "warmup_ratio": 0.99}, 5, 4),
         ({"max_steps": 5, "warmup_steps": 0}, 5, 0),
     ],
 )
@@ -95,7 +97,7 @@ def test_parts_are_taken_of_the_decimal_as_written():
 RULES = [
     ("training.num_train_epochs=1", "training.max_steps=null", "missing-key"),
     ("training.warmup_ratio=0.1", "training.warmup_ratio=0.1 training.warmup_steps=1", "said-twice"),
-    ("training.warmup_steps=5", "training.warmup_steps=6", "out-of-range"),
+    ("training.warmup_steps=4", "training.warmup_steps=5", "out-of-range"),
     ("training.eval_steps=1 data.eval.split=0.1", "training.eval_steps=1", "missing-key"),
     ("model.attn_implementation=flash_attention_2 cluster.device=cuda", "model.attn_implementation=flash_attention_2",
      "incompatible"),
