@@ -19,7 +19,7 @@ from typing import Any
 import dsft
 from dsft.errors import EXIT_FAILED, EXIT_INTERRUPTED, DsftError, Problem, refused
 
-MOST_MACHINES = 10_000  # that `dsft plan --nodes` lays a job out for
+MOST_NODES = 10_000  # that `dsft plan --nodes` lays a job out for
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -413,8 +413,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _machines(text: str) -> int:
     number = _positive(text)
-    if number > MOST_MACHINES:
-        raise argparse.ArgumentTypeError(f"{text} machines are more than {MOST_MACHINES}")
+    if number > MOST_NODES:
+        raise argparse.ArgumentTypeError(f"{text} machines are more than {MOST_NODES}")
     return number
 
 

@@ -18,6 +18,7 @@ from dsft.plan.data import held_out
 from dsft.plan.facts import ModelFacts, read_facts
 from dsft.plan.formats import FORMATS, formats_of
 from dsft.plan.gpus import GPUS
+from dsft.plan.model import WITHOUT_SDPA
 from dsft.plan.rows import read_rows
 from dsft.recipe.load import checked, nearby
 from dsft.recipe.schema import description, load_schema, schema_path
@@ -178,7 +179,10 @@ def compose(answers: Mapping[str, Any], file: Path) -> dict[str, Any]:
     return {
         "$schema": schema_place(file),
         "name": _name(answers),
-        "model": {"path": _model(answers["model"], file)},
+        "model": {
+            "path": _model(answers["model"], file),
+            **({"attn_implementation": "eager"} if facts and facts.model_type in WITHOUT_SDPA else {}),
+        },
         "data": {
             "train": [{"path": _relative(answers["data"], file), "format": answers["format"]}],
             **({"eval": {"split": SPLIT}} if rows > 1 else {}),

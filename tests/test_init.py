@@ -67,6 +67,13 @@ def test_what_is_written_compiles(folder, model, hardware, method, capsys):
     assert jsonschema.Draft202012Validator(load_schema()).is_valid(json.loads(Path("recipe.json").read_text()))
 
 
+def test_a_family_without_sdpa_gets_eager_attention(folder, capsys):
+    path = Workshop(folder).published("google/gemma-2-2b")
+    assert init("--model", path, *FLAGS[2:-1], "lora", "--gpu", "h100-80gb") == 0
+    assert json.loads(Path("recipe.json").read_text())["model"]["attn_implementation"] == "eager"
+    assert cli.main(["check", "recipe.json"]) == 0
+
+
 def test_several_machines(folder):
     assert init(*FLAGS, "--hostfile", "hosts") == 0
     recipe = json.loads(Path("recipe.json").read_text())
