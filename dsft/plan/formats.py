@@ -12,11 +12,21 @@ class RowError(ValueError):
     """A row that cannot be used, and why."""
 
 
+ALPACA = ("system", "instruction", "input", "output")
+CALLS = ("tool_calls", "function_call")
+ROLES = ("system", "user", "assistant", "tool")
+
+
 def alpaca_messages(row: Any) -> list[dict[str, str]]:
     """{instruction, input?, output, system?} as messages; an input follows its instruction on a new line."""
     if not isinstance(row, dict):
         raise RowError(f"an alpaca row is an object, and this is {_kind(row)}")
-    texts = {name: row.get(name) for name in ("system", "instruction", "input", "output")}
+    if row.get("history"):
+        raise RowError('"history" holds earlier turns, which an alpaca row cannot: write them as "messages"')
+    for name in row.keys() - ALPACA:
+        if name.lower().rstrip("s") in ALPACA:  # it would be left out, and nobody would see it
+            raise RowError(f'"{name}" is not a field of an alpaca row, which has {", ".join(ALPACA)}')
+    texts = {name: row.get(name) for name in ALPACA}
     for name in ("instruction", "output"):
         if texts[name] is None:
             raise RowError(f'an alpaca row needs "{name}"' + _present(row))
@@ -33,11 +43,17 @@ def chat_messages(row: Any) -> list[dict[str, str]]:
     if not isinstance(row, dict):
         raise RowError(f"a messages row is an object, and this is {_kind(row)}")
     messages = row.get("messages")
+    for name in ("tools", "functions"):
+        if row.get(name):
+            raise RowError(
+                f'"{name}" are not passed to the chat template: the model would learn to call what it is not told of'
+            )
     if not isinstance(messages, list) or not messages:
         raise RowError('a messages row needs "messages", a list of messages' + _present(row))
     for at, message in enumerate(messages, start=1):
         if not isinstance(message, dict):
             raise RowError(f"message {at} is an object with role and content, and this is {_kind(message)}")
+        _refuse_unlearned(at, message)
         for name in ("role", "content"):
             if not isinstance(message.get(name), str):
                 raise RowError(f'"{name}" of message {at} is a string, and this is {_kind(message.get(name))}')
@@ -47,6 +63,20 @@ def chat_messages(row: Any) -> list[dict[str, str]]:
     if "user" not in roles[: roles.index("assistant")]:
         raise RowError("the assistant speaks before the user: there is nothing it answers")
     return [{"role": message["role"], "content": message["content"]} for message in messages]
+
+
+def _refuse_unlearned(at: int, message: dict) -> None:
+    """Refuse what a message says of itself and training would not do. Raises RowError."""
+    role = message.get("role")
+    if any(message.get(name) for name in CALLS):
+        raise RowError(f"message {at} calls a tool, and calls are not learned: write them into its content")
+    if message.get("reasoning_content"):
+        raise RowError(f'"reasoning_content" of message {at} is not learned: write it into its content')
+    for name in ("weight", "loss_weight"):
+        if role == "assistant" and message.get(name) not in (None, 1):
+            raise RowError(f'"{name}" of message {at} is {message[name]}, and every assistant turn is learned alike')
+    if isinstance(role, str) and role not in ROLES and role.strip().lower() in ROLES:
+        raise RowError(f'"role" of message {at} is "{role}": write "{role.strip().lower()}"')
 
 
 FORMATS = {"alpaca": alpaca_messages, "messages": chat_messages}

@@ -13,6 +13,13 @@ from dsft.plan.rows import scan
 
 CHAT = [{"role": "user", "content": "the fox"}, {"role": "assistant", "content": "jumps"}]
 
+ALPACA = {"instruction": "Add", "output": "3"}
+
+
+def said(assistant: dict) -> dict:
+    """A row whose assistant turn is as usual but for `assistant`."""
+    return {"messages": [CHAT[0], {**CHAT[1], **assistant}]}
+
 
 def test_alpaca_rows():
     row = {"instruction": "Add", "input": "1 and 2", "output": "3"}
@@ -22,6 +29,19 @@ def test_alpaca_rows():
 
 def test_messages_rows():
     assert chat_messages({"messages": CHAT}) == CHAT
+
+
+@pytest.mark.parametrize(
+    ("convert", "row"),
+    [
+        (alpaca_messages, {**ALPACA, "id": 7, "source": "x", "history": [], "text": "whole", "label": 1}),
+        (chat_messages, {"messages": CHAT, "id": 7, "tools": [], "functions": None}),
+        (chat_messages, said({"weight": 1, "tool_calls": [], "function_call": None, "name": "bot"})),
+        (chat_messages, {"messages": [{**CHAT[0], "weight": 0}, CHAT[1]]}),
+    ],
+)
+def test_what_changes_nothing_is_no_error(convert, row):
+    assert convert(row)[-1]["role"] == "assistant"
 
 
 @pytest.mark.parametrize(
@@ -37,6 +57,18 @@ def test_messages_rows():
         (chat_messages, {"messages": CHAT[:1]}, "nothing to learn"),
         (partial(to_messages, "alpaca"), {"instruction": "a\ud800", "output": "b"}, "half of a UTF-16 pair"),
         (chat_messages, {"messages": CHAT[::-1]}, "speaks before the user"),
+        (alpaca_messages, {**ALPACA, "history": [["a", "b"]]}, '"history" holds earlier turns'),
+        (alpaca_messages, {**ALPACA, "inputs": "1 and 2"}, '"inputs" is not a field of an alpaca row'),
+        (alpaca_messages, {**ALPACA, "Input": "1 and 2"}, '"Input" is not a field of an alpaca row'),
+        (chat_messages, said({"content": "", "tool_calls": [{"id": "1"}]}), "message 2 calls a tool"),
+        (chat_messages, said({"content": None, "function_call": {"name": "f"}}), "message 2 calls a tool"),
+        (chat_messages, said({"weight": 0}), '"weight" of message 2 is 0'),
+        (chat_messages, said({"weight": 0.0}), '"weight" of message 2 is 0'),
+        (chat_messages, said({"weight": 0.5}), '"weight" of message 2 is 0.5'),
+        (chat_messages, said({"loss_weight": 0.0}), '"loss_weight" of message 2'),
+        (chat_messages, said({"reasoning_content": "hm"}), '"reasoning_content" of message 2'),
+        (chat_messages, said({"role": "Assistant"}), '"role" of message 2 is "Assistant": write "assistant"'),
+        (chat_messages, {"messages": CHAT, "tools": [{"type": "function"}]}, '"tools" are not passed'),
     ],
 )
 def test_a_row_of_another_kind_says_what_is_wrong(convert, row, message):
