@@ -74,8 +74,8 @@ def read_facts(path: str, *, revision: str | None = None, where: Where | None = 
     """The facts of the model at `path`: an absolute path of a folder or of a .gguf file, or a hub id.
 
     A hub id is looked up in the local hub cache; nothing is fetched. None where nothing is known: a hub id that is not
-    in the cache, or a family without formulas whose weights are not there or quantized.
-    Raises DsftError, placed at `where`, for files that are damaged, incomplete, or not of one model.
+    in the cache, or a family without formulas whose weights are not there.
+    Raises DsftError, placed at `where`, for files that are damaged, incomplete, quantized, or not of one model.
     """
     if not os.path.isabs(path):
         folder = cached_snapshot(path, revision)
@@ -126,15 +126,22 @@ def _folder_facts(folder: Path, where: Where | None, *, cached: bool = False) ->
             if lora
             else "name a folder that save_pretrained wrote, or one downloaded from the hub",
         )
+    if os.path.isfile(folder / "adapter_config.json"):
+        raise refused(
+            "model-not-found",
+            f"{folder} holds an adapter beside a config.json: transformers would load the adapter's own base model",
+            where=where,
+            help="name the folder of the base model, or merge both with `dsft export`",
+        )
     config = _read_json(folder / "config.json", where)
     weights = None if cached and _lacks_shards(folder) else read_weights(folder, where=where)
+    _refuse_quantized(folder, config, weights, where)
     found = layout(config, where=where)
     if found is not None:
-        # A quantized model stores other tensors than it computes with.
-        if weights is not None and not config.get("quantization_config"):
+        if weights is not None:
             check_stored(found, weights.tensors, folder, where=where)
         facts = _family_facts(config, found, where)
-    elif weights is not None and not config.get("quantization_config"):
+    elif weights is not None:
         facts = _header_facts(config, weights)
     else:
         return None
@@ -144,6 +151,41 @@ def _folder_facts(folder: Path, where: Where | None, *, cached: bool = False) ->
         dtype=_main_dtype(weights.tensors) if weights else said if isinstance(said, str) else None,
         stored_bytes=weights.bytes if weights else _pickled_bytes(folder),
         chat_template=_has_chat_template(folder, where),
+    )
+
+
+def _refuse_quantized(folder: Path, config: Mapping[str, Any], weights: Weights | None, where: Where | None) -> None:
+    """A quantized model stores other tensors than it computes with, and not all tools say so in config.json."""
+    text = config.get("text_config")
+    places = (config, text if isinstance(text, Mapping) else {})
+    said = next((place[name] for place in places for name in _QUANTIZATIONS if place.get(name)), None)
+    stored = next((name for name in _QUANTIZATION_FILES if os.path.isfile(folder / name)), None)
+    integers = _not_float(weights.tensors) if weights else None
+    if not (said or stored or integers):
+        return
+    kind = said.get("quant_method") if isinstance(said, Mapping) else None
+    sign = kind or stored or integers
+    raise refused(
+        "quantized-model",
+        f"the weights of {folder} are quantized{f' ({sign})' if sign else ''}, and dsft trains models as they were before",
+        where=where,
+        help="name the model that it was made from, or one with weights in bf16, fp16 or fp32",
+    )
+
+
+_QUANTIZATIONS = ("quantization_config", "compression_config")  # fields of config.json
+_QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json")  # of AutoGPTQ and AutoAWQ
+
+
+def _not_float(tensors: Mapping[str, Tensor]) -> str | None:
+    """A weight matrix that is not stored in numbers to train with. Masks and other buffers are not called "weight"."""
+    return next(
+        (
+            f"{name} is {tensor.dtype}"
+            for name, tensor in tensors.items()
+            if len(tensor.shape) > 1 and name.endswith("weight") and tensor.dtype not in ("BF16", "F16", "F32", "F64")
+        ),
+        None,
     )
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsft.errors import DsftError, Problem, Where, refused
-from dsft.plan.facts import ModelFacts, cached_snapshot, read_facts
+from dsft.errors import DsftError, Problem, refused
+from dsft.plan.facts import ModelFacts, read_facts
 from dsft.plan.lora import adapts_experts, missing_partners, target_names, unknown_targets
 from dsft.plan.record import Model
 from dsft.recipe.record import Recipe, Unusable
@@ -44,24 +43,7 @@ def plan_model(recipe: Recipe) -> Found:
         recipe.get("model", field) for field in ("revision", "attn_implementation", "trust_remote_code")
     )
     recomputes = recipe.get("model", "gradient_checkpointing") is True  # of "auto" choose.py decides
-    found = Found(Model(path, revision, attention, trust, recomputes), read_facts(path, revision=revision, where=where))
-    _refuse_quantized(path, revision, where)
-    return found
-
-
-def _refuse_quantized(path: str, revision: str | None, where: Where) -> None:
-    folder = Path(path) if os.path.isabs(path) else cached_snapshot(path, revision)
-    if folder is None or not (folder / "config.json").is_file():
-        return
-    said = json.loads((folder / "config.json").read_bytes()).get("quantization_config")
-    if said:
-        kind = said.get("quant_method") if isinstance(said, dict) else None
-        raise refused(
-            "quantized-model",
-            f"the weights of {path} are quantized{f' ({kind})' if kind else ''}, and dsft trains models as they were before",
-            where=where,
-            help="name the model that it was made from, or one with weights in bf16, fp16 or fp32",
-        )
+    return Found(Model(path, revision, attention, trust, recomputes), read_facts(path, revision=revision, where=where))
 
 
 def warn_of_missing(recipe: Recipe, found: Found, warn: Callable[[Problem], None]) -> None:

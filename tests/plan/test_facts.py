@@ -22,7 +22,7 @@ LLAMA = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
 }  # fmt: skip
 MIXTURE = {**LLAMA, "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
-CODES = {"F32": 4, "BF16": 2, "U8": 1}
+CODES = {"F32": 4, "I32": 4, "BF16": 2, "U8": 1, "I8": 1, "F8_E4M3": 1}
 
 
 def write_weights(path: Path, shapes: dict, dtype: str = "BF16") -> None:
@@ -224,11 +224,37 @@ def test_more_layers_in_config_than_in_the_file(tmp_path):
     assert "model.layers.3." in problem.message
 
 
-def test_quantized_weights_are_not_compared(tmp_path):
-    config = LLAMA | {"quantization_config": {"quant_method": "bitsandbytes"}}
-    facts = read_facts(write_folder(tmp_path, config, {"model.embed_tokens.weight": (999,)}, "U8"))
-    assert facts.parameters == sum(map(math.prod, parameter_shapes(LLAMA).values()))
-    assert facts.dtype == "uint8"
+@pytest.mark.parametrize("family", ["llama", "mamba9"])
+@pytest.mark.parametrize(
+    ("said", "file", "words"),
+    [
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, None, "(bitsandbytes)"),
+        ({"quantization_config": {"bits": 4}}, None, "are quantized, and"),
+        ({"compression_config": {"quant_method": "compressed-tensors"}}, None, "(compressed-tensors)"),
+        ({"text_config": {"quantization_config": {"quant_method": "fp8"}}}, None, "(fp8)"),
+        ({}, "quantize_config.json", "(quantize_config.json)"),
+        ({}, "quant_config.json", "(quant_config.json)"),
+    ],
+)
+def test_quantized_weights_are_refused(tmp_path, family, said, file, words):
+    path = write_folder(tmp_path, LLAMA | {"model_type": family} | said, parameter_shapes(LLAMA))
+    if file:
+        (tmp_path / file).write_text("{}")
+    (problem,) = problems(path)
+    assert problem.kind == "quantized-model" and words in problem.message
+
+
+@pytest.mark.parametrize("family", ["llama", "mamba9"])
+@pytest.mark.parametrize("dtype", ["I8", "U8", "F8_E4M3", "I32"])
+def test_quantized_weights_without_a_word_in_the_config(tmp_path, family, dtype):
+    (problem,) = problems(write_folder(tmp_path, LLAMA | {"model_type": family}, parameter_shapes(LLAMA), dtype))
+    assert problem.kind == "quantized-model" and f"weight is {dtype})" in problem.message
+
+
+def test_a_mask_among_the_weights_is_not_quantized(tmp_path):
+    """Old copies of GPT-2 and GPT-NeoX store their causal masks as bytes."""
+    shapes = {"h.0.attn.bias": (1, 1, 8, 8), "h.0.attn.masked_bias": ()}
+    assert read_facts(write_folder(tmp_path, {"model_type": "mamba9"}, shapes, "U8")).parameters == 65
 
 
 UNKNOWN = {
@@ -264,8 +290,6 @@ def test_unknown_family_with_a_strange_config(tmp_path, config):
 def test_nothing_known(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "mamba9"}')
     assert read_facts(str(tmp_path)) is None
-    quantized = {"model_type": "mamba9", "quantization_config": {"bits": 4}}
-    assert read_facts(write_folder(tmp_path / "quantized", quantized, UNKNOWN)) is None
 
 
 @pytest.mark.parametrize(
@@ -291,6 +315,14 @@ def test_folder_of_an_adapter(tmp_path):
     (problem,) = problems(tmp_path)
     assert problem.kind == "model-not-found"
     assert "adapter" in problem.help
+
+
+def test_an_adapter_in_the_folder_of_a_model(tmp_path):
+    write_folder(tmp_path, LLAMA, parameter_shapes(LLAMA))
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (problem,) = problems(tmp_path)
+    assert problem.kind == "model-not-found"
+    assert "beside a config.json" in problem.message and "dsft export" in problem.help
 
 
 def test_no_folder(tmp_path):
