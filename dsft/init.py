@@ -211,7 +211,7 @@ def _facts(model: str) -> ModelFacts | None:
     path = os.path.abspath(os.path.expanduser(model)) if _is_path(model) else model
     if os.path.isabs(path) and not os.path.isfile(os.path.join(path, "config.json")):
         return None  # what is wrong with it, the plan says
-    return read_facts(path)
+    return read_facts(path, trusted=True)
 
 
 def _power_of_two(number: int) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dsft.errors import Where, refused
+from dsft.plan.buildable import check_buildable, check_known
 from dsft.plan.families import Layout, complete, layout
 from dsft.plan.headers import Gguf, Tensor, Weights, read_gguf, read_index, read_weights
 from dsft.plan.stored import check_stored, layer_sizes, linear_shapes
@@ -70,18 +71,21 @@ class ModelFacts:
         return min(self.layers, self.hidden, self.heads, self.head_dim, self.ffn, self.vocab, self.layer_parameters) > 0
 
 
-def read_facts(path: str, *, revision: str | None = None, where: Where | None = None) -> ModelFacts | None:
+def read_facts(
+    path: str, *, revision: str | None = None, trusted: bool = False, where: Where | None = None
+) -> ModelFacts | None:
     """The facts of the model at `path`: an absolute path of a folder or of a .gguf file, or a hub id.
 
-    A hub id is looked up in the local hub cache; nothing is fetched. None where nothing is known: a hub id that is not
+    A hub id is looked up in the local hub cache; nothing is fetched. `trusted`: code in the folder may be run. None where nothing is known: a hub id that is not
     in the cache, or a family without formulas whose weights are not there.
-    Raises DsftError, placed at `where`, for files that are damaged, incomplete, quantized, or not of one model.
+    Raises DsftError, placed at `where`, for files that are damaged, incomplete, quantized or not of
+    one model, and for a model that transformers cannot build as a causal language model.
     """
     if not os.path.isabs(path):
         folder = cached_snapshot(path, revision)
-        return None if folder is None else _folder_facts(folder, where, cached=True)
+        return None if folder is None else _folder_facts(folder, trusted, where, cached=True)
     if os.path.isdir(path):
-        return _folder_facts(Path(path), where)
+        return _folder_facts(Path(path), trusted, where)
     if os.path.isfile(path) and path.endswith(".gguf"):
         return _gguf_facts(Path(path), where)
     is_file = os.path.isfile(path)
@@ -112,7 +116,7 @@ def cached_snapshot(hub_id: str, revision: str | None = None) -> Path | None:
     return snapshot if os.path.isfile(snapshot / "config.json") else None
 
 
-def _folder_facts(folder: Path, where: Where | None, *, cached: bool = False) -> ModelFacts | None:
+def _folder_facts(folder: Path, trusted: bool, where: Where | None, *, cached: bool = False) -> ModelFacts | None:
     if not os.path.isfile(folder / "config.json"):
         files = sorted(folder.glob("*.gguf"))
         if len(files) == 1:
@@ -134,6 +138,7 @@ def _folder_facts(folder: Path, where: Where | None, *, cached: bool = False) ->
             help="name the folder of the base model, or merge both with `dsft export`",
         )
     config = _read_json(folder / "config.json", where)
+    check_known(config, folder, trusted, where)
     weights = None if cached and _lacks_shards(folder) else read_weights(folder, where=where)
     _refuse_quantized(folder, config, weights, where)
     found = layout(config, where=where)
@@ -220,6 +225,7 @@ _DTYPES = {
 
 def _family_facts(config: Mapping[str, Any], found: Layout, where: Where | None) -> ModelFacts:
     c = complete(config, where=where)
+    check_buildable(config, c, where)
     experts = getattr(c, "num_local_experts", 0)
     chosen = min(getattr(c, "num_experts_per_tok", 0), experts)
     kinds = {id(layer): layer for layer in found.layers}

@@ -18,6 +18,13 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?"
 TOKENIZERS = ("tokenizer", "vocab", "spiece", "sentencepiece")  # how their files' names start
 WITHOUT_SDPA = {"gemma2"}  # model types whose `_supports_sdpa` is False in transformers 5
 
+_INSTEAD = {
+    "revision": None,
+    "attn_implementation": "sdpa",
+    "trust_remote_code": True,
+    "gradient_checkpointing": "auto",
+}
+
 
 @dataclass(frozen=True)
 class Found:
@@ -39,11 +46,13 @@ def plan_model(recipe: Recipe) -> Found:
             where=where,
             help="a folder is relative to the file that says it",
         )
-    revision, attention, trust = (
-        recipe.get("model", field) for field in ("revision", "attn_implementation", "trust_remote_code")
+    revision, attention, trusted, recomputes = (
+        # A wrong value is reported already, and hides nothing of what the model's files say.
+        recipe.get("model", field) if recipe.sound("model", field) else instead
+        for field, instead in _INSTEAD.items()
     )
-    recomputes = recipe.get("model", "gradient_checkpointing") is True  # of "auto" choose.py decides
-    return Found(Model(path, revision, attention, trust, recomputes), read_facts(path, revision=revision, where=where))
+    facts = read_facts(path, revision=revision, trusted=trusted, where=where)
+    return Found(Model(path, revision, attention, trusted, recomputes is True), facts)  # of "auto" choose.py decides
 
 
 def warn_of_missing(recipe: Recipe, found: Found, warn: Callable[[Problem], None]) -> None:

@@ -224,7 +224,7 @@ def test_more_layers_in_config_than_in_the_file(tmp_path):
     assert "model.layers.3." in problem.message
 
 
-@pytest.mark.parametrize("family", ["llama", "mamba9"])
+@pytest.mark.parametrize("family", ["llama", "mamba"])
 @pytest.mark.parametrize(
     ("said", "file", "words"),
     [
@@ -244,7 +244,7 @@ def test_quantized_weights_are_refused(tmp_path, family, said, file, words):
     assert problem.kind == "quantized-model" and words in problem.message
 
 
-@pytest.mark.parametrize("family", ["llama", "mamba9"])
+@pytest.mark.parametrize("family", ["llama", "mamba"])
 @pytest.mark.parametrize("dtype", ["I8", "U8", "F8_E4M3", "I32"])
 def test_quantized_weights_without_a_word_in_the_config(tmp_path, family, dtype):
     (problem,) = problems(write_folder(tmp_path, LLAMA | {"model_type": family}, parameter_shapes(LLAMA), dtype))
@@ -254,7 +254,7 @@ def test_quantized_weights_without_a_word_in_the_config(tmp_path, family, dtype)
 def test_a_mask_among_the_weights_is_not_quantized(tmp_path):
     """Old copies of GPT-2 and GPT-NeoX store their causal masks as bytes."""
     shapes = {"h.0.attn.bias": (1, 1, 8, 8), "h.0.attn.masked_bias": ()}
-    assert read_facts(write_folder(tmp_path, {"model_type": "mamba9"}, shapes, "U8")).parameters == 65
+    assert read_facts(write_folder(tmp_path, {"model_type": "mamba"}, shapes, "U8")).parameters == 65
 
 
 UNKNOWN = {
@@ -265,10 +265,10 @@ UNKNOWN = {
 
 
 def test_unknown_family_from_its_weights(tmp_path):
-    config = {"model_type": "mamba9", "architectures": ["Mamba9ForCausalLM"], "hidden_size": 16}
+    config = {"model_type": "mamba", "architectures": ["MambaForCausalLM"], "hidden_size": 16}
     facts = read_facts(write_folder(tmp_path, config, UNKNOWN, "F32"))
     assert facts.parameters == facts.active_parameters == sum(map(math.prod, UNKNOWN.values()))
-    assert (facts.model_type, facts.architecture, facts.decoder_layer) == ("mamba9", "Mamba9ForCausalLM", None)
+    assert (facts.model_type, facts.architecture, facts.decoder_layer) == ("mamba", "MambaForCausalLM", None)
     assert (facts.layers, facts.layer_parameters, facts.hidden, facts.vocab) == (2, 32 * 16 + 32 + 16, 16, 64)
     assert (facts.embedding_parameters, facts.head_parameters, facts.tied) == (64 * 16, 64 * 16, False)
     assert facts.linears == (Linear("in_proj", 16, 32, 2, True),)
@@ -279,16 +279,17 @@ def test_unknown_family_from_its_weights(tmp_path):
     "config",
     [
         {"text_config": 3, "num_experts": "x", "hidden_size": None, "architectures": "A", "num_attention_heads": 0},
-        {"model_type": 3, "text_config": {"hidden_size": 16}, "architectures": []},
-        {"num_experts": -3, "num_attention_heads": -1, "architectures": [None]},
+        {"text_config": {"hidden_size": 16}, "architectures": []},
+        {"num_experts": -3, "num_attention_heads": -1, "architectures": []},
     ],
 )
 def test_unknown_family_with_a_strange_config(tmp_path, config):
+    config = {"model_type": "mamba"} | config
     assert read_facts(write_folder(tmp_path, config, UNKNOWN)).parameters == sum(map(math.prod, UNKNOWN.values()))
 
 
 def test_nothing_known(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "mamba9"}')
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     assert read_facts(str(tmp_path)) is None
 
 

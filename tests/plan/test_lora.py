@@ -145,7 +145,7 @@ def test_unknown_family_goes_by_the_layers_it_stores(tmp_path):
         position = end
     header = json.dumps(entries).encode()
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(position))
-    (tmp_path / "config.json").write_text('{"model_type": "mamba9"}')
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     facts = read_facts(str(tmp_path))
     assert lora_parameters(facts, 4, "all-linear") == 3 * 4 * 48
     assert lora_parameters(facts, 4, ["net.in_proj"]) == 2 * 4 * 48

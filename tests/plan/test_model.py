@@ -135,8 +135,20 @@ def test_a_folder_that_can_only_be_planned(workshop, gone, said):
     assert warning.where.line is not None
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("revision", 3), ("trust_remote_code", "yes"), ("gradient_checkpointing", 9), ("attn_implementation", "x")],
+)
+def test_a_wrong_value_hides_nothing_of_the_files(workshop, field, value):
+    gone = {"path": "./modle", field: value}
+    assert "model-not-found" in [problem.kind for problem in problems(workshop, model=gone)]
+    short = {"path": "./model", field: value}
+    found = problems(workshop, model=short, data={**COMPLETE["data"], "max_length": 4096})
+    assert "context-length" in [problem.kind for problem in found] and len(found) > 1
+
+
 @pytest.mark.parametrize("method", ["lora", "full"])
-@pytest.mark.parametrize("family", ["llama", "of-another"])
+@pytest.mark.parametrize("family", ["llama", "falcon"])
 def test_a_quantized_model(workshop, method, family):
     workshop.model(quantization_config={"quant_method": "gptq", "bits": 4}, model_type=family)
     (problem,) = problems(workshop, method={"type": method})
