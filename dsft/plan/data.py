@@ -6,7 +6,7 @@ import os
 from fractions import Fraction
 from pathlib import Path as FilePath
 
-from dsft.errors import DsftError, Problem, refused
+from dsft.errors import DsftError, Problem, Where, refused
 from dsft.plan.attempt import Attempt
 from dsft.plan.record import Data, DataFile
 from dsft.plan.rows import scan
@@ -78,4 +78,45 @@ def _chat_template(recipe: Recipe) -> str | None:
     path = recipe.get("data", "chat_template")
     if path is None:
         return None
-    return read_text(FilePath(path), path, what="chat template", asked_by=recipe.where("data", "chat_template"))
+    where = recipe.where("data", "chat_template")
+    text = read_text(FilePath(path), path, what="chat template", asked_by=where)
+    if not text.strip():
+        raise refused("not-a-chat-template", f"the chat template {path} is empty", where=where, help=_TEMPLATE)
+    if "messages" not in _variables(text, path):
+        message = f"the chat template {path} does not write the messages"
+        raise refused("not-a-chat-template", message, where=where, help=_TEMPLATE)
+    return text
+
+
+_TEMPLATE = "a chat template is Jinja that writes each of `messages` out, its role and its content"
+
+
+def _variables(text: str, path: str) -> set[str]:
+    """The names that a template is given. Parses it with the extensions that transformers gives a chat template: loops with `break`, and `generation`."""
+    from jinja2 import Environment, TemplateSyntaxError  # takes a tenth of a second, and few recipes name a template
+    from jinja2.ext import Extension
+    from jinja2.meta import find_undeclared_variables
+
+    class Generation(Extension):
+        tags = {"generation"}  # noqa: RUF012  as jinja2 declares it
+
+        def parse(self, parser):
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    try:
+        Environment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]).parse(
+            text
+        )
+    except TemplateSyntaxError as error:
+        lines = text.splitlines()
+        line = lines[error.lineno - 1] if 0 < error.lineno <= len(lines) else ""
+        code = line.strip()
+        where = Where.in_line(path, error.lineno, 1 + len(line) - len(line.lstrip()), line, max(1, len(code)))
+        raise refused(
+            "not-a-chat-template", f"the template is no Jinja: {error.message}", where=where, help=_TEMPLATE
+        ) from None
+    except RecursionError:
+        raise refused(
+            "not-a-chat-template", "the template is nested too deeply", where=Where(path), help=_TEMPLATE
+        ) from None

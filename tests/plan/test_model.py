@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from workshop import COMPLETE
@@ -133,6 +134,35 @@ def test_a_folder_that_can_only_be_planned(workshop, gone, said):
     (warning,) = workshop.warnings()
     assert (warning.kind, warning.severity) == ("model-partial", "warning") and said in warning.message
     assert warning.where.line is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("{{ messages }}\n  {% for m in messages %}\n{{ m.content }}", 3, "innermost block that needs to be closed"),
+        ("a\n{% fro m in messages %}\n", 2, "'fro'"),
+        ("{{ messages[ }}", 1, "unexpected '}'"),
+        ("{% generation %}{{ messages }}", 1, "endgeneration"),
+        ("{{ m | }}", 1, "expected token"),
+        (" \n", None, "is empty"),
+        ("", None, "is empty"),
+        ("{{ message.content }}", None, "does not write the messages"),
+    ],
+)
+def test_a_broken_chat_template(workshop, text, line, words):
+    (workshop.folder / "chat.jinja").write_text(text)
+    (problem,) = problems(workshop, data=COMPLETE["data"] | {"chat_template": "chat.jinja"})
+    assert problem.kind == "not-a-chat-template" and words in problem.message and problem.help
+    if line:
+        assert (os.path.basename(problem.where.source), problem.where.line) == ("chat.jinja", line)
+    else:
+        assert problem.where.text.strip().startswith('"chat_template"')
+
+
+def test_a_chat_template_with_all_that_transformers_allows(workshop):
+    text = "{% for m in messages %}{% if m.x %}{% break %}{% endif %}{% generation %}{{ m }}{% endgeneration %}{% endfor %}"
+    (workshop.folder / "chat.jinja").write_text(text)
+    workshop.plan(data=COMPLETE["data"] | {"chat_template": "chat.jinja"})
 
 
 @pytest.mark.parametrize(
