@@ -104,19 +104,19 @@ def _variables(text: str, path: str) -> set[str]:
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation])
     try:
-        Environment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]).parse(
-            text
-        )
+        return find_undeclared_variables(environment.parse(text))
     except TemplateSyntaxError as error:
-        lines = text.splitlines()
-        line = lines[error.lineno - 1] if 0 < error.lineno <= len(lines) else ""
-        code = line.strip()
-        where = Where.in_line(path, error.lineno, 1 + len(line) - len(line.lstrip()), line, max(1, len(code)))
-        raise refused(
-            "not-a-chat-template", f"the template is no Jinja: {error.message}", where=where, help=_TEMPLATE
-        ) from None
+        where = _line(text, error.lineno, path)
+        message = f"the template is no Jinja: {error.message}"
     except RecursionError:
-        raise refused(
-            "not-a-chat-template", "the template is nested too deeply", where=Where(path), help=_TEMPLATE
-        ) from None
+        where, message = Where(path), "the template is nested too deeply"
+    raise refused("not-a-chat-template", message, where=where, help=_TEMPLATE)
+
+
+def _line(text: str, number: int, path: str) -> Where:
+    lines = text.splitlines()
+    line = lines[number - 1] if 0 < number <= len(lines) else ""
+    code = line.strip()
+    return Where.in_line(path, number, 1 + len(line) - len(line.lstrip()), line, max(1, len(code)))
