@@ -243,6 +243,10 @@ def strategy_line(plan) -> str:
     return f"{name}, {plan.method.type}, {plan.training.precision}, {where} ({cluster.gpu or cluster.device})"
 
 
+# What is no mistake in a plan, and keeps it from running.
+_NOT_TO_RUN = {"model-partial", "folder-taken", "other-run", "run-exists", "run-unreadable"}
+
+
 def _planned(arguments: argparse.Namespace, to_run: bool = False):
     """The recipe and its plan. Warnings are reported here; with "json" or "github" that is all there is to print. What
     can be planned and not run is an error `to_run`."""
@@ -252,9 +256,9 @@ def _planned(arguments: argparse.Namespace, to_run: bool = False):
     recipe = load_recipe(arguments.recipe, arguments.set)
     warnings: list[Problem] = []
     plan = make_plan(recipe, versions=installed_versions(), cwd=Path.cwd(), warn=warnings.append)
-    if to_run and any(problem.kind == "model-partial" for problem in warnings):
+    if to_run and any(problem.kind in _NOT_TO_RUN for problem in warnings):
         raise DsftError(
-            dataclasses.replace(problem, severity="error") if problem.kind == "model-partial" else problem
+            dataclasses.replace(problem, severity="error") if problem.kind in _NOT_TO_RUN else problem
             for problem in warnings
         )
     report(warnings, getattr(arguments, "report_as", "text"))

@@ -147,6 +147,13 @@ def test_launch_of_what_can_only_be_planned(recipe, tmp_path, capsys):
     assert not (tmp_path / "new").exists() and not (tmp_path / "runs").exists()
 
 
+def test_launch_into_the_folder_of_something_else(recipe, tmp_path, capsys):
+    (tmp_path / "runs" / "tiny" / "checkpoints").mkdir(parents=True)
+    assert cli.main(["check", recipe]) == 0 and "warning[folder-taken]" in capsys.readouterr().err
+    assert cli.main(["launch", recipe, "-o", "new"]) == 2 and "error[folder-taken]" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
 def test_schema(capsys):
     assert cli.main(["schema"]) == 0
     assert json.loads(capsys.readouterr().out) == load_schema()

@@ -18,6 +18,7 @@ from dsft.errors import DsftError, Problem, refused
 from dsft.plan import record
 from dsft.plan.attempt import Attempt
 from dsft.plan.batch import plan_batches
+from dsft.plan.begun import is_begun
 from dsft.plan.choose import Choice, Comparison, choose
 from dsft.plan.cluster import plan_cluster, plan_hosts
 from dsft.plan.data import plan_data
@@ -59,13 +60,10 @@ def make_plan(
     memory = machine_memory() if memory is None else memory
     choice = attempt(_choose, recipe, basis, memory, attempt)
     attempt(check_disk, recipe, checkpoint, choice, attempt.warn)
-    problems = recipe.in_order(attempt.problems)
     if attempt.failed:
-        raise DsftError(problems)
-    for problem in problems:
-        warn(problem)
+        raise DsftError(recipe.in_order(attempt.problems))
 
-    return Plan(
+    plan = Plan(
         name=recipe.get("name"),
         recipe_sha256=hashlib.sha256(recipe.to_json(checkpoint.output_dir).encode()).hexdigest(),
         versions=dict(versions),
@@ -81,6 +79,20 @@ def make_plan(
         launcher=recipe.get("launcher", "type"),
         estimate=_estimate(choice, _job(recipe, basis, memory)),
     )
+    attempt.warn(*_of_other_runs(recipe, plan))
+    for problem in recipe.in_order(attempt.problems):
+        warn(problem)
+    return plan
+
+
+def _of_other_runs(recipe: Recipe, plan: Plan) -> list[Problem]:
+    """Warnings of what keeps the plan from running while its output folder is as it is now."""
+    try:
+        is_begun(plan)
+    except DsftError as error:
+        where = recipe.where("checkpoint", "output_dir")
+        return [dataclasses.replace(problem, where=where, severity="warning") for problem in error.problems]
+    return []
 
 
 def compare(recipe: Recipe, *, machines: int | None = None) -> tuple[Comparison, tuple[Problem, ...]]:

@@ -20,13 +20,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
+from dsft.plan.begun import METRICS
 from dsft.plan.describe import batch_line, count, shown_size, strategy_name
 from dsft.plan.record import Plan
 from dsft.train.loop import Update
 from dsft.train.memory import planned
 from dsft.train.world import World, on_main
-
-METRICS = "metrics.jsonl"
 
 
 def quieten_libraries(device: str) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 from dsft.errors import refused
-from dsft.plan.record import Plan, differences, from_json, to_json
+from dsft.plan.begun import RECORD, is_begun
+from dsft.plan.record import Plan, to_json
 from dsft.train import checkpoint, folders, report
 from dsft.train.data import Examples, load_examples
 from dsft.train.engines import engine as engine_module
@@ -21,14 +21,6 @@ from dsft.train.memory import peak_memory
 from dsft.train.model import build_model, load_tokenizer
 from dsft.train.result import result_folder, save_result, settle_generation
 from dsft.train.world import World, on_main, total
-
-RECORD = "run.json"  # the plan of the run, in its output folder
-
-# What may differ between a run and its continuation. The rest decides what is learned, and must not.
-FREE_TO_CHANGE = {
-    *("recipe_sha256", "versions", "strategy", "checkpoint", "logging", "cluster", "launcher", "estimate", "files"),
-    *("batch.world_size", "batch.per_device", "batch.accumulation", "model.gradient_checkpointing"),
-}
 
 
 def run(plan: Plan, directory: Path, world: World) -> Path:
@@ -113,46 +105,13 @@ def _lock(folder: Path) -> int:
 def _start_or_resume(plan: Plan) -> tuple[checkpoint.Saved | None, bool]:
     """The checkpoint to go on from, and whether the run is finished. Called on the main rank; marks output_dir as taken.
 
-    Raises DsftError where output_dir holds another run, or any under "never".
+    Raises DsftError where output_dir holds something else than this run.
     """
+    if is_begun(plan) and result_folder(plan).is_dir():
+        return None, True
     folder = Path(plan.checkpoint.output_dir)
-    before = folder / RECORD
-    begun = [name for name in ("adapter", "model", "checkpoints", report.METRICS) if (folder / name).exists()]
-    if begun and not before.is_file():
-        raise refused(
-            "folder-taken",
-            f"{folder} holds {', '.join(begun)} of something else than a run of dsft",
-            help="choose another checkpoint.output_dir",
-        )
-    if begun:  # a run that failed before its first update binds nobody
-        if plan.checkpoint.resume == "never":
-            raise refused(
-                "run-exists",
-                f"{folder} holds a run already, and checkpoint.resume is never",
-                help="choose another checkpoint.output_dir, or remove that folder",
-            )
-        try:
-            differences = list(_differences(from_json(before.read_text()), plan))
-        except ValueError as error:
-            help = "written by another version of dsft? Choose another checkpoint.output_dir, or remove that folder"
-            raise refused("run-unreadable", f"cannot read {before}: {error}", help=help) from error
-        if differences:
-            raise refused(
-                "other-run",
-                f"{folder} holds a run that this one cannot go on with: " + "; ".join(differences),
-                help="choose another name or checkpoint.output_dir, or remove that folder",
-            )
-        if result_folder(plan).is_dir():
-            return None, True
-    folders.write_text(before, to_json(plan))
+    folders.write_text(folder / RECORD, to_json(plan))
     return checkpoint.newest(folder), False
-
-
-def _differences(old: Plan, new: Plan) -> Iterator[str]:
-    """Each decision about what is learned that differs, with both values."""
-    for path, was, now in differences(old, new):
-        if path.split(".")[0] not in FREE_TO_CHANGE and path not in FREE_TO_CHANGE:
-            yield f"{path} was {was} and is {now}"
 
 
 def _sizes(model: torch.nn.Module) -> tuple[int, int]:
