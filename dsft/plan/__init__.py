@@ -20,13 +20,13 @@ from dsft.plan.attempt import Attempt
 from dsft.plan.batch import plan_batches
 from dsft.plan.begun import is_begun
 from dsft.plan.choose import Choice, Comparison, choose
-from dsft.plan.cluster import plan_cluster, plan_hosts
+from dsft.plan.cluster import check_precision, plan_cluster, plan_hosts
 from dsft.plan.data import plan_data
 from dsft.plan.deepspeed_keys import check_deepspeed_keys
 from dsft.plan.disk import check_disk
 from dsft.plan.gpus import GPUS
 from dsft.plan.machine import machine_memory
-from dsft.plan.model import Found, check_model, plan_model, warn_of_missing
+from dsft.plan.model import Found, check_context, check_model, plan_model, warn_of_missing
 from dsft.plan.outlook import outlooks
 from dsft.plan.record import Plan
 from dsft.plan.strategy import check_hybrid, check_offload
@@ -133,6 +133,8 @@ def _basis(recipe: Recipe, attempt: Attempt, machines: int = 0) -> _Basis:
     if hosts and machines:
         hosts = hosts[:1] * machines
     cluster = attempt(plan_cluster, recipe, hosts)
+    attempt(check_precision, recipe)
+    short = attempt(check_context, recipe, found)
     attempt(check_model, recipe, found)
     attempt(warn_of_missing, recipe, found, attempt.warn)
     attempt(check_offload, recipe)
@@ -142,7 +144,7 @@ def _basis(recipe: Recipe, attempt: Attempt, machines: int = 0) -> _Basis:
     training = attempt(plan_training, recipe, batches, data)
     method = attempt(_method, recipe)
     parts = (found, data, method, cluster, batches, training)
-    if None in parts:
+    if None in (*parts, short):  # what fits is no question for rows that the model cannot take
         raise Unusable
     attempt.warn(*doubts(recipe, batches[0], data, training))
     return _Basis(*parts)

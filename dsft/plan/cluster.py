@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dsft.errors import DsftError, Problem, Where, refused
+from dsft.plan.attempt import Attempt
 from dsft.plan.gpus import GPUS
 from dsft.plan.record import Cluster, Host
 from dsft.recipe.load import read_text
@@ -24,37 +25,27 @@ _FORM = "a line is: HOST slots=PROCESSES, as in: node1 slots=8"
 def plan_hosts(recipe: Recipe) -> tuple[Host, ...]:
     """All with the same slots, the processes on each. Raises DsftError for a hostfile with mistakes, for machines or
     slots that it does not have, and for a recipe that says otherwise."""
-    said = recipe.get("cluster", "processes_per_node")
-    hostfile = recipe.get("cluster", "hostfile")
-    selected = any(recipe.get("cluster", field) for field in ("include", "exclude"))
-    if hostfile is not None:
-        hosts = read_hostfile(Path(hostfile), recipe.where("cluster", "hostfile"))
-    else:
-        hosts = (Host("localhost", said or 1),)
-    if selected:
-        hosts = _selected(recipe, hosts)
-    if hostfile is not None and said not in (None, hosts[0].slots):
-        by = "the selection leaves" if selected else "the hostfile says"
-        raise refused(
-            "contradiction",
-            f"processes_per_node is {said}, and {by} slots={hosts[0].slots}",
-            where=recipe.where("cluster", "processes_per_node"),
-            help='remove "processes_per_node": the hostfile says it',
-        )
-    nodes = recipe.get("cluster", "nodes")
-    if nodes not in (None, len(hosts)):
-        names = "the selection leaves" if selected else "the hostfile names"
-        named = f"{names} {len(hosts)}" if hostfile else "without a hostfile there is this machine alone"
-        help = 'remove "nodes": the hostfile says it' if hostfile else 'name them in a file, and the file in "hostfile"'
-        raise refused(
-            "contradiction", f"nodes is {nodes}, and {named}", where=recipe.where("cluster", "nodes"), help=help
-        )
+    attempt = Attempt()
+    hosts = attempt(_selected, recipe, attempt(_named, recipe))
+    attempt(_check_processes, recipe, hosts)
+    attempt(_check_nodes, recipe, hosts)
+    attempt.raise_problems()
     return hosts
+
+
+def _named(recipe: Recipe) -> tuple[Host, ...]:
+    """The hosts of the hostfile, or this machine."""
+    hostfile = recipe.get("cluster", "hostfile")
+    if hostfile is None:
+        return (Host("localhost", recipe.get("cluster", "processes_per_node") or 1),)
+    return read_hostfile(Path(hostfile), recipe.where("cluster", "hostfile"))
 
 
 def _selected(recipe: Recipe, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
     """The hosts and slots that `include` names, or those that `exclude` does not, in the hostfile's order."""
     include, exclude = recipe.get("cluster", "include"), recipe.get("cluster", "exclude")
+    if not include and not exclude:
+        return hosts
     field = "include" if include is not None else "exclude"
     where = recipe.where("cluster", field)
     if include is not None and exclude is not None:
@@ -79,6 +70,35 @@ def _selected(recipe: Recipe, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
                 help="all machines need the same number of slots",
             )
     return tuple(chosen)
+
+
+def _check_processes(recipe: Recipe, hosts: tuple[Host, ...]) -> None:
+    if recipe.get("cluster", "hostfile") is None:
+        return
+    said = recipe.get("cluster", "processes_per_node")
+    if said not in (None, hosts[0].slots):
+        by = "the selection leaves" if _selects(recipe) else "the hostfile says"
+        raise refused(
+            "contradiction",
+            f"processes_per_node is {said}, and {by} slots={hosts[0].slots}",
+            where=recipe.where("cluster", "processes_per_node"),
+            help='remove "processes_per_node": the hostfile says it',
+        )
+
+
+def _check_nodes(recipe: Recipe, hosts: tuple[Host, ...]) -> None:
+    nodes, hostfile = recipe.get("cluster", "nodes"), recipe.get("cluster", "hostfile")
+    if nodes not in (None, len(hosts)):
+        names = "the selection leaves" if _selects(recipe) else "the hostfile names"
+        named = f"{names} {len(hosts)}" if hostfile else "without a hostfile there is this machine alone"
+        help = 'remove "nodes": the hostfile says it' if hostfile else 'name them in a file, and the file in "hostfile"'
+        raise refused(
+            "contradiction", f"nodes is {nodes}, and {named}", where=recipe.where("cluster", "nodes"), help=help
+        )
+
+
+def _selects(recipe: Recipe) -> bool:
+    return any(recipe.get("cluster", field) for field in ("include", "exclude"))
 
 
 def _slots(text: str, known: Mapping[str, int], where: Where) -> dict[str, frozenset[int]]:
@@ -115,8 +135,16 @@ def _few(names: list[str]) -> str:
 
 
 def plan_cluster(recipe: Recipe, hosts: tuple[Host, ...]) -> Cluster:
-    """Raises DsftError for more processes than the strategy can have, for a GPU without the precision, and for slots that the
-    launcher cannot name."""
+    """Raises DsftError for more processes than the strategy can have, and for slots that the launcher cannot name."""
+    attempt = Attempt()
+    attempt(_check_single, recipe, hosts)
+    attempt(_check_launcher, recipe, hosts)
+    attempt.raise_problems()
+    device, timeout, gpu = (recipe.get("cluster", field) for field in ("device", "timeout_seconds", "gpu"))
+    return Cluster(device, hosts, hosts[0].slots, timeout, gpu)
+
+
+def _check_single(recipe: Recipe, hosts: tuple[Host, ...]) -> None:
     slots = hosts[0].slots
     if recipe.get("strategy", "type") == "single" and len(hosts) * slots > 1:
         raise refused(
@@ -125,6 +153,9 @@ def plan_cluster(recipe: Recipe, hosts: tuple[Host, ...]) -> Cluster:
             where=recipe.where("strategy", "type"),
             help='write "ddp", "fsdp" or "deepspeed", or make "processes_per_node" 1',
         )
+
+
+def _check_launcher(recipe: Recipe, hosts: tuple[Host, ...]) -> None:
     some_slots = any(host.devices not in (None, tuple(range(host.slots))) for host in hosts)
     if recipe.get("launcher", "type") == "deepspeed" and some_slots and any(host.user for host in hosts):
         raise refused(
@@ -133,6 +164,10 @@ def plan_cluster(recipe: Recipe, hosts: tuple[Host, ...]) -> Cluster:
             where=recipe.where("launcher", "type"),
             help="leave the user out of the hostfile and name it in ~/.ssh/config, or take another launcher",
         )
+
+
+def check_precision(recipe: Recipe) -> None:
+    """Raises DsftError for a GPU without the precision."""
     gpu = recipe.get("cluster", "gpu")
     if gpu and not GPUS[gpu].bf16 and recipe.get("training", "precision") == "bf16":
         raise refused(
@@ -141,8 +176,6 @@ def plan_cluster(recipe: Recipe, hosts: tuple[Host, ...]) -> Cluster:
             where=recipe.where("training", "precision"),
             help='write "precision": "fp32", or take a newer GPU (fp16 is not offered: it overflows without loss scaling)',
         )
-    device, timeout = (recipe.get("cluster", field) for field in ("device", "timeout_seconds"))
-    return Cluster(device, hosts, slots, timeout, gpu)
 
 
 def read_hostfile(path: Path, asked_by: Where | None = None) -> tuple[Host, ...]:

@@ -72,6 +72,20 @@ def warn_of_missing(recipe: Recipe, found: Found, warn: Callable[[Problem], None
         warn(Problem("model-partial", message, where, help, severity="warning"))
 
 
+def check_context(recipe: Recipe, found: Found) -> bool:
+    """True; raises DsftError for rows longer than the model's context."""
+    length, positions = recipe.get("data", "max_length"), found.facts.max_positions if found.facts else None
+    if positions and length > positions:
+        raise refused(
+            "context-length",
+            f"rows of up to {length} tokens, and the model knows {positions} positions",
+            where=recipe.where("data", "max_length"),
+            help=f"at most {positions}; to train a longer context, say it in the model's config.json "
+            "(max_position_embeddings, rope_scaling)",
+        )
+    return True
+
+
 def check_model(recipe: Recipe, found: Found) -> None:
     """Raises DsftError for what the recipe wants of the model and the model cannot do."""
     problems: list[Problem] = []
@@ -82,18 +96,6 @@ def check_model(recipe: Recipe, found: Found) -> None:
             continue
     if problems:
         raise DsftError(problems)
-
-
-def within_context(recipe: Recipe, facts: ModelFacts) -> Iterator[Problem]:
-    length = recipe.get("data", "max_length")
-    if facts.max_positions and length > facts.max_positions:
-        yield Problem(
-            "context-length",
-            f"rows of up to {length} tokens, and the model knows {facts.max_positions} positions",
-            recipe.where("data", "max_length"),
-            f"at most {facts.max_positions}; to train a longer context, say it in the model's config.json "
-            "(max_position_embeddings, rope_scaling)",
-        )
 
 
 def has_chat_template(recipe: Recipe, facts: ModelFacts) -> Iterator[Problem]:
@@ -175,4 +177,4 @@ def _targets(recipe: Recipe) -> list[str] | None:
     return targets if isinstance(targets, list) else None
 
 
-RULES = (within_context, has_chat_template, targets_exist, ties_stay, experts_have_no_dropout, computes_attention)
+RULES = (has_chat_template, targets_exist, ties_stay, experts_have_no_dropout, computes_attention)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from workshop import COMPLETE
 
 from dsft.errors import DsftError
 from dsft.plan.record import Host
@@ -80,3 +81,29 @@ def test_slots_of_a_user_that_deepspeeds_launcher_cannot_name(workshop):
     assert workshop.plan(cluster=fields, launcher=launcher) and workshop.plan(cluster=fields | {"include": "n1:0@n2:1"})
     with pytest.raises(DsftError, match="cannot select slots of USER@HOST"):
         workshop.plan(cluster=fields | {"include": "n1:0@n2:1"}, launcher=launcher)
+
+
+def kinds(workshop, **changes):
+    with pytest.raises(DsftError) as caught:
+        workshop.plan(**changes)
+    return sorted(problem.kind for problem in caught.value.problems)
+
+
+@pytest.mark.parametrize("wrong", [{"processes_per_node": "two"}, {"include": 3}, {"nodes": 0}])
+def test_a_wrong_field_does_not_hide_the_hostfile(workshop, wrong):
+    (workshop.folder / "hosts").write_text("n1 slots=2\nn1 slots=2\n")
+    found = kinds(workshop, cluster={"device": "cpu", "hostfile": "hosts"} | wrong)
+    assert len(found) == 2 and "hostfile-duplicate" in found
+
+
+def test_what_the_hostfile_contradicts_is_said_at_once(workshop):
+    (workshop.folder / "hosts").write_text("n1 slots=2\n")
+    fields = {"device": "cpu", "hostfile": "hosts", "processes_per_node": 4, "nodes": 2}
+    assert kinds(workshop, cluster=fields) == ["contradiction", "contradiction"]
+
+
+def test_too_many_processes_do_not_hide_the_precision(workshop):
+    fields = {"gpu": "v100-32gb", "processes_per_node": 2}
+    training = COMPLETE["training"] | {"precision": "bf16"}
+    found = kinds(workshop, cluster=fields, strategy={"type": "single"}, training=training)
+    assert found == ["contradiction", "precision-device"]
