@@ -127,7 +127,7 @@ def _read_with_bases(
     if len(chain) > MAX_BASES:
         message = f"more than {MAX_BASES} recipes, each extending the next"
         raise refused("extends-too-long", message, where=asked_by, help="merge some of them into one")
-    tree, noted = parse_all(Source(name, Path(os.path.abspath(path)).parent, text))
+    tree, noted = parse_all(Source(name, Path(os.path.abspath(path)).parent, text, len(chain)))
     problems += noted
     if asked_by and not isinstance(tree.value, dict):
         raise refused("wrong-type", "a recipe must be an object {…}", where=tree.span.where())
@@ -161,7 +161,7 @@ def _merge(below: Node, above: Node) -> Node:
     if not (isinstance(below.value, dict) and isinstance(above.value, dict)):
         return above
     types = [side.value["type"].value for side in (below, above) if "type" in side.value]
-    if len(types) == 2 and types[0] != types[1] or {"split", "path"} <= below.value.keys() | above.value.keys():
+    if len(types) == 2 and types[0] != types[1] or _splits_a_file(below, above):
         return above
     members = dict(below.value)
     for name, child in above.value.items():
@@ -171,12 +171,17 @@ def _merge(below: Node, above: Node) -> Node:
     return Node(members, above.span, above.key)
 
 
+def _splits_a_file(below: Node, above: Node) -> bool:
+    return {"split", "path"} <= below.value.keys() | above.value.keys()
+
+
 def _together(said: Node, node: Node, *path: str) -> Node:
     """Two `--set` arguments as one. Raises DsftError where one says a field of what the other replaces by a value."""
-    if isinstance(said.value, dict) and isinstance(node.value, dict):
+    objects = [isinstance(side.value, dict) for side in (said, node)]
+    if all(objects) and not _splits_a_file(said, node):
         for name in said.value.keys() & node.value.keys():
             _together(said.value[name], node.value[name], *path, name)
-    elif isinstance(said.value, dict) or isinstance(node.value, dict):
+    elif any(objects):
         other = said.span.source.name.removeprefix("--set ")
         message = f'"{other}" says another thing of "{".".join(path)}", and the order of --set means nothing'
         raise refused("bad-override", message, where=node.span.where(), help="keep one of them")

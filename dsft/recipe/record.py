@@ -73,14 +73,14 @@ class Recipe:
         return node
 
     def in_order(self, problems: list[Problem]) -> tuple[Problem, ...]:
-        """The problems without repetition, by file (arguments last), then by line."""
-        files_first = sorted(dict.fromkeys(_sources(self.tree)), key=lambda source: source.text is None)
-        sources = [source.name for source in files_first]
+        """The problems without repetition, by file (a recipe before the one it extends, arguments last), then by line."""
+        read = sorted(dict.fromkeys(_sources(self.tree)), key=lambda source: (source.text is None, source.depth))
+        rank = {source.name: at for at, source in enumerate(read)}
 
-        def place(problem: Problem) -> tuple[int, int, int]:
+        def place(problem: Problem) -> tuple[int, str, int, int]:
             where = problem.where or Where("")
-            rank = sources.index(where.source) if where.source in sources else len(sources)
-            return rank, where.line or 0, where.column or 0
+            other = "" if where.source in rank else where.source
+            return rank.get(where.source, len(rank)), other, where.line or 0, where.column or 0
 
         return tuple(sorted(dict.fromkeys(problems), key=place))
 

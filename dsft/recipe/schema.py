@@ -196,7 +196,7 @@ def _meant_key(key: str, path: Path, siblings: dict[str, Any]) -> tuple[Path | N
     for name, field in siblings.items():
         if key in _annotation(field, "x-aliases", []):
             return (*path, name), f'it is called "{name}" here'
-    close = _closest(key, list(siblings))
+    close = None if any(key == name for _, name, _ in _all_fields()) else _closest(key, list(siblings))
     if close:
         return (*path, close), f'did you mean "{close}"?'
     elsewhere = [
@@ -215,8 +215,9 @@ def _meant_key(key: str, path: Path, siblings: dict[str, Any]) -> tuple[Path | N
 def _closest(word: Any, names: list[str]) -> str | None:
     """The name that `word` seems to mean."""
     by_lower = {name.lower(): name for name in names}
-    begun = [name for name in by_lower if len(str(word)) > 1 and name.startswith(str(word).lower())]
-    close = begun or difflib.get_close_matches(str(word).lower(), by_lower, n=1, cutoff=0.7)
+    part = str(word).lower()
+    holding = [name for name in by_lower if len(part) > 1 and (name.startswith(part) or name.endswith(f"_{part}"))]
+    close = holding or difflib.get_close_matches(str(word).lower(), by_lower, n=1, cutoff=0.7)
     return by_lower[close[0]] if close else None
 
 

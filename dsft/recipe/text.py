@@ -42,6 +42,7 @@ class Source:
     name: str
     folder: Path
     text: str | None = None  # None: an argument, which has no lines
+    depth: int = 0  # of a recipe that others extend: how many
 
     @functools.cached_property
     def line_starts(self) -> list[int]:

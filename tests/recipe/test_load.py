@@ -392,3 +392,21 @@ def test_a_pipe_or_a_socket_is_no_file(workshop, make, kind, monkeypatch):
     with pytest.raises(DsftError) as caught:
         make_plan(load_recipe("pipe" if kind == "recipe" else path, overrides), versions={}, cwd=workshop.folder)
     assert len(caught.value.problems) == 1 and "a pipe, a device or a socket" in str(caught.value)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_file_and_a_part_of_the_rows_are_not_both_set(workshop, order):
+    arguments = ['data.eval={"path": "rows.json", "format": "alpaca"}', "data.eval.split=0.5"][::order]
+    problem = refused(workshop, COMPLETE, *arguments)
+    assert problem.kind == "bad-override" and '"data.eval"' in problem.message
+
+
+def test_problems_come_in_the_order_of_the_chain(workshop):
+    """A recipe, the one it extends, and so on; then the arguments."""
+    workshop.write("grand.json", COMPLETE | {"name": "grand", "wrong": 1})
+    workshop.write("base.json", {"extends": "grand.json", "training": {"wrong": 1}})
+    path = workshop.write("recipe.json", {"extends": "base.json", "model": {"wrong": 1}})
+    found = load_recipe(path, ["data.wrong=1"]).problems
+    assert [os.path.basename(problem.where.source) for problem in found] == [
+        *("recipe.json", "base.json", "grand.json", "--set data.wrong=1")
+    ]
