@@ -18,7 +18,7 @@ from dsft.plan.data import held_out
 from dsft.plan.facts import ModelFacts, read_facts
 from dsft.plan.formats import FORMATS, formats_of
 from dsft.plan.gpus import GPUS
-from dsft.plan.model import WITHOUT_SDPA
+from dsft.plan.model import HUB_ID, WITHOUT_SDPA
 from dsft.plan.rows import read_rows
 from dsft.recipe.load import checked, nearby
 from dsft.recipe.schema import description, load_schema, schema_path
@@ -121,9 +121,10 @@ def _answer(name: str, about: str, check: Callable[[str], object], default: str 
 
 
 def _a_model(answer: str) -> None:
-    path = Path(os.path.expanduser(answer))
-    if _is_path(answer) and not path.is_dir():
-        raise refused("model-not-found", f"there is no folder {path}", help=nearby(path))
+    if _is_path(answer):
+        read_facts(os.path.abspath(os.path.expanduser(answer)), trusted=True)
+    elif not HUB_ID.fullmatch(answer):
+        raise refused("model-not-found", f'"{answer}" is neither a folder here nor a hub id such as org/name')
 
 
 def _one_of(*names: str) -> Callable[[str], None]:
@@ -135,13 +136,16 @@ def _one_of(*names: str) -> Callable[[str], None]:
 
 
 def _a_count(answer: str) -> None:
-    if not re.fullmatch("[1-9][0-9]{0,3}", answer):
-        raise refused("wrong-type", f"{answer} is not a number from 1")
+    most = load_schema()["properties"]["cluster"]["properties"]["processes_per_node"]["maximum"]
+    if not re.fullmatch("[1-9][0-9]{0,3}", answer) or int(answer) > most:
+        raise refused("out-of-range", f"{answer} is not a number from 1 to {most}")
 
 
 def _format(data: str) -> str:
     """The format of a data file's first row. Raises DsftError where there is no such file, or no such format."""
     path = Path(os.path.expanduser(data))
+    if path.is_dir():
+        raise refused("not-a-file", f"{path} is a directory, not a data file", help="name one of its files")
     if not path.is_file():
         raise refused("file-not-found", f"no data file at {path}", help=nearby(path))
     row = next(read_rows(path), None)
@@ -240,7 +244,7 @@ def _name(answers: Mapping[str, Any]) -> str:
 
 
 def _is_path(model: str) -> bool:
-    return model.startswith((".", "/", "~")) or os.path.isdir(model)
+    return model.startswith((".", "/", "~")) or os.path.lexists(model)
 
 
 def _model(model: str, file: Path) -> str:

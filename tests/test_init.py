@@ -57,12 +57,13 @@ def init(*arguments: str) -> int:
 def test_what_is_written_compiles(folder, model, hardware, method, capsys):
     assert init("--model", model, *FLAGS[2:-1], method, *hardware) == 0
     out, err = capsys.readouterr()
-    assert err == ""
+    assert err.count("warning[") == err.count("warning[model-not-cached]") == (model == "org/name")
     known = model == "model" and ("--gpu" in hardware or "--cpu" in hardware)
     strategy = json.loads(Path("recipe.json").read_text())["strategy"]["type"]
     assert (strategy == "auto") == known == ("The strategy is a guess." not in out)
     assert cli.main(["check", "recipe.json", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["problems"] == [], "no warning either"
+    problems = json.loads(capsys.readouterr().out)["problems"]
+    assert [problem["kind"] for problem in problems] == ["model-not-cached"] * (model == "org/name")
     assert cli.main(["compile", "recipe.json", "-o", "out"]) == 0
     assert jsonschema.Draft202012Validator(load_schema()).is_valid(json.loads(Path("recipe.json").read_text()))
 
@@ -233,16 +234,18 @@ def dialogue(folder: Path, *answers: str | Callable[[], str]) -> tuple[int, str]
 
 
 def test_a_dialogue(folder):
-    code, shown = dialogue(folder, "./modle", "./model", "", "rows.json", "qlora", "", "cpu")
+    answers = ("./modle", "not a model", "./model", "", "model", "rows.json", "qlora", "", "cpu")
+    code, shown = dialogue(folder, *answers)
     assert code == 0, shown
-    assert "did you mean model?" in shown and "qlora is none of lora, full" in shown
+    assert f"did you mean {folder / 'model'}?" in shown and "neither a folder here nor a hub id" in shown
+    assert "model is a directory, not a data file" in shown and "qlora is none of lora, full" in shown
     assert "Model. A folder with config.json" in shown and "Next: dsft check recipe.json" in shown
     recipe = json.loads((folder / "recipe.json").read_text())
     assert recipe["method"] == {"type": "lora"} and recipe["cluster"]["device"] == "cpu"
 
 
 def test_a_dialogue_about_gpus(folder):
-    code, shown = dialogue(folder, "org/name", "rows.json", "full", "h100-80gb", "none", "8")
+    code, shown = dialogue(folder, "org/name", "rows.json", "full", "h100-80gb", "none", "9999", "8")
     assert code == 0, shown
     recipe = json.loads((folder / "recipe.json").read_text())
     assert recipe["cluster"] == {"device": "cuda", "gpu": "h100-80gb", "processes_per_node": 8}

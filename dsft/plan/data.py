@@ -56,7 +56,7 @@ def held_out(rows: int, split: float) -> int:
 def _data_file(recipe: Recipe, *at: str | int) -> DataFile:
     path = recipe.get(*at, "path")
     if not os.path.exists(path):
-        where, help = recipe.where(*at, "path"), nearby(FilePath(path))
+        where, help = recipe.where(*at, "path"), nearby(FilePath(path), recipe.where(*at, "path"))
         raise refused("file-not-found", f"no data file at {path}", where=where, help=help)
     try:
         rows, sha256 = scan(path, recipe.get(*at, "format"))

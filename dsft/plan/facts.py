@@ -76,10 +76,10 @@ def read_facts(
 ) -> ModelFacts | None:
     """The facts of the model at `path`: an absolute path of a folder or of a .gguf file, or a hub id.
 
-    A hub id is looked up in the local hub cache; nothing is fetched. `trusted`: code in the folder may be run. None where nothing is known: a hub id that is not
-    in the cache, or a family without formulas whose weights are not there.
-    Raises DsftError, placed at `where`, for files that are damaged, incomplete, quantized or not of
-    one model, and for a model that transformers cannot build as a causal language model.
+    A hub id is looked up in the local hub cache; nothing is fetched. `trusted`: code in the folder may be run. None
+    where nothing is known: a hub id that is not in the cache, or a family without formulas whose weights are not there.
+    Raises DsftError, placed at `where`, for files that are damaged, incomplete, quantized or not of one model, and for a
+    model that transformers cannot build as a causal language model.
     """
     if not os.path.isabs(path):
         folder = cached_snapshot(path, revision)

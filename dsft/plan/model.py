@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsft.errors import DsftError, Problem, refused
-from dsft.plan.facts import ModelFacts, read_facts
+from dsft.plan.facts import ModelFacts, cached_snapshot, read_facts
 from dsft.plan.lora import adapts_experts, missing_partners, target_names, unknown_targets
 from dsft.plan.record import Model
+from dsft.recipe.load import nearby
 from dsft.recipe.record import Recipe, Unusable
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?")
+HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?")
 TOKENIZERS = ("tokenizer", "vocab", "spiece", "sentencepiece")  # how their files' names start
 WITHOUT_SDPA = {"gemma2"}  # model types whose `_supports_sdpa` is False in transformers 5
 
@@ -39,12 +40,12 @@ def plan_model(recipe: Recipe) -> Found:
     incomplete or not of one model."""
     path = recipe.get("model", "path")
     where = recipe.where("model", "path")
-    if not os.path.isabs(path) and not _HUB_ID.fullmatch(path):
+    if not os.path.isabs(path) and not HUB_ID.fullmatch(path):
         raise refused(
             "model-not-found",
             f'"{path}" is neither a folder here nor a hub id such as org/name',
             where=where,
-            help="a folder is relative to the file that says it",
+            help=_meant_folder(recipe, path) or "a folder is relative to the file that says it",
         )
     revision, attention, trusted, recomputes = (
         # A wrong value is reported already, and hides nothing of what the model's files say.
@@ -55,10 +56,17 @@ def plan_model(recipe: Recipe) -> Found:
     return Found(Model(path, revision, attention, trusted, recomputes is True), facts)  # of "auto" choose.py decides
 
 
+def _meant_folder(recipe: Recipe, said: str) -> str | None:
+    """The folder that a misspelt one beside the recipe seems to mean."""
+    path = recipe.folder("model", "path") / said
+    return nearby(path) if os.path.isdir(path.parent) else None
+
+
 def warn_of_missing(recipe: Recipe, found: Found, warn: Callable[[Problem], None]) -> None:
-    """Of what can be planned and not trained: a configuration alone, a GGUF file. A hub id is fetched before training."""
+    """Of what can be planned and not trained (a configuration alone, a GGUF file), and of a hub model that is not here."""
     path = Path(found.model.path)
     if not path.is_absolute():
+        _warn_of_download(recipe, found.model, warn)
         return
     if not (path / "config.json").is_file():
         lack, help = f"{path} is in GGUF, which is for inference", "name the folder of the model that it was made from"
@@ -70,6 +78,15 @@ def warn_of_missing(recipe: Recipe, found: Found, warn: Callable[[Problem], None
     if lack:
         message, where = f"{lack}: the job can be planned, and not run", recipe.where("model", "path")
         warn(Problem("model-partial", message, where, help, severity="warning"))
+
+
+def _warn_of_download(recipe: Recipe, model: Model, warn: Callable[[Problem], None]) -> None:
+    if cached_snapshot(model.path, model.revision) is None:
+        message = (
+            f"{model.path} is not in this machine's hub cache: it is not checked, and downloaded when the job starts"
+        )
+        help = _meant_folder(recipe, model.path) or f"to check it now: hf download {model.path}"
+        warn(Problem("model-not-cached", message, recipe.where("model", "path"), help, severity="warning"))
 
 
 def check_context(recipe: Recipe, found: Found) -> bool:

@@ -69,7 +69,7 @@ def read_text(path: Path, name: str, *, what: str, asked_by: Where | None = None
         with open(path, "rb") as file:
             raw = file.read(limit + 1)
     except FileNotFoundError:
-        raise refused("file-not-found", f"no {what} at {path}", where=place, help=nearby(path)) from None
+        raise refused("file-not-found", f"no {what} at {path}", where=place, help=nearby(path, asked_by)) from None
     except IsADirectoryError:
         raise refused("not-a-file", f"{path} is a directory, not a {what}", where=place) from None
     except (OSError, ValueError) as error:
@@ -96,15 +96,17 @@ def read_text(path: Path, name: str, *, what: str, asked_by: Where | None = None
         ) from None
 
 
-def nearby(path: Path) -> str | None:
-    """A file of nearly the same name in the same folder."""
+def nearby(path: Path, asked_by: Where | None = None) -> str | None:
+    """A file of nearly the same name in the same folder; never the one that asks for it."""
     try:
         names = os.listdir(path.parent)
     except OSError:
         return f"there is no folder {path.parent}"
     if os.path.islink(path):
         return f"it is a link to {os.path.realpath(path)}, which is not there"
-    close = difflib.get_close_matches(path.name, names, n=1)
+    asks = os.path.abspath(asked_by.source) if asked_by else None
+    others = [name for name in names if name != path.name and os.path.join(os.path.abspath(path.parent), name) != asks]
+    close = difflib.get_close_matches(path.name, others, n=1)
     return f"did you mean {path.parent / close[0]}?" if close else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path as FilePath
 from typing import Any
 
 from dsft.errors import Problem, Where
@@ -57,6 +58,10 @@ class Recipe:
     def where(self, *path: str | int) -> Where:
         """The place of the value at `path`, or of the nearest object around it where nobody said it."""
         return self._nearest(path).span.where()
+
+    def folder(self, *path: str | int) -> FilePath:
+        """What a relative path at `path` is relative to."""
+        return self._nearest(path).span.source.folder
 
     def where_key(self, *path: str | int) -> Where:
         """The place of the key at `path`, or of the nearest thing around it that was said."""

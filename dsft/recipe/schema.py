@@ -346,8 +346,8 @@ def _complete(validator: jsonschema.Draft202012Validator, schema: Any, node: Nod
 
 
 def _absolute(text: str, folder: FilePath, kind: Any) -> str:
-    """`text` relative to `folder`. A model that is no folder there and does not look like a path is a hub id."""
+    """`text` relative to `folder`. A model that is not there and does not look like a path is a hub id."""
     path = os.path.abspath(os.path.join(folder, os.path.expanduser(text)))
-    if kind == "model" and not text.startswith((".", "/", "~")) and not os.path.isdir(path):
+    if kind == "model" and not text.startswith((".", "/", "~")) and not os.path.lexists(path):
         return text
     return path

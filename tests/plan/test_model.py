@@ -80,6 +80,28 @@ def test_adapters_on_a_head_of_its_own(workshop):
 def test_a_hub_model_that_is_not_here_is_not_judged(workshop, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(workshop.folder / "cache"))
     assert workshop.plan("model.path=org/name", **lora("anything")).model.path == "org/name"
+    (warning,) = workshop.warnings("model.path=org/name")
+    assert warning.kind == "model-not-cached" and "hf download org/name" in warning.help
+
+
+@pytest.mark.parametrize("said", ["models/tny", "models/no/tny"])
+def test_a_misspelt_folder_is_not_taken_for_a_hub_model_in_silence(workshop, monkeypatch, said):
+    monkeypatch.setenv("HF_HUB_CACHE", str(workshop.folder / "cache"))
+    (workshop.folder / "models" / "no").mkdir(parents=True)
+    meant = workshop.model().rename((workshop.folder / said).with_name("tiny"))
+    try:
+        (problem,) = workshop.warnings(model={"path": said})
+    except DsftError as error:
+        (problem,) = error.problems
+    assert problem.kind == ("model-not-found" if said.count("/") > 1 else "model-not-cached")
+    assert problem.help == f"did you mean {meant}?"
+
+
+@pytest.mark.parametrize("make", [lambda path: path.write_text("x"), lambda path: path.symlink_to("nowhere")])
+def test_what_is_there_is_no_hub_model(workshop, make):
+    make(workshop.folder / "weights")
+    (problem,) = problems(workshop, model={"path": "weights"})
+    assert problem.kind == "model-not-found"
 
 
 def test_a_hub_model_in_the_cache_is(workshop, monkeypatch):
