@@ -18,6 +18,7 @@ from dsft.plan.buildable import check_buildable, check_known
 from dsft.plan.families import Layout, complete, layout
 from dsft.plan.headers import Gguf, Tensor, Weights, read_gguf, read_index, read_weights
 from dsft.plan.stored import check_stored, layer_sizes, linear_shapes
+from dsft.plan.tokenizer import last_id
 from dsft.plan.window import sliding_window
 from dsft.recipe.load import nearby
 
@@ -64,6 +65,7 @@ class ModelFacts:
     layout: Layout | None = None  # every module by name and shape; None where the family is not known
     window: int | None = None  # tokens that layers with sliding-window attention look back; None without such layers
     windowed_layers: int = 0  # how many layers have that window
+    last_token: int | None = None  # the last id of the tokenizer's own vocabulary; None where that is not known
 
     @property
     def sized(self) -> bool:
@@ -156,6 +158,7 @@ def _folder_facts(folder: Path, trusted: bool, where: Where | None, *, cached: b
         dtype=_main_dtype(weights.tensors) if weights else said if isinstance(said, str) else None,
         stored_bytes=weights.bytes if weights else _pickled_bytes(folder),
         chat_template=_has_chat_template(folder, where),
+        last_token=last_id(folder),
     )
 
 

@@ -125,6 +125,16 @@ def has_chat_template(recipe: Recipe, facts: ModelFacts) -> Iterator[Problem]:
         )
 
 
+def tokens_have_embeddings(recipe: Recipe, facts: ModelFacts) -> Iterator[Problem]:
+    if facts.last_token is not None and facts.last_token >= facts.vocab > 0:
+        yield Problem(
+            "tokenizer-mismatch",
+            f"the tokenizer has ids up to {facts.last_token}, and the model embeddings for {facts.vocab} tokens",
+            recipe.where("model", "path"),
+            "put the model's own tokenizer into its folder: tokenizer.json and tokenizer_config.json",
+        )
+
+
 def targets_exist(recipe: Recipe, facts: ModelFacts) -> Iterator[Problem]:
     """peft is content if one name matches; a name that matches nothing is a mistake all the same."""
     targets = _targets(recipe)
@@ -194,4 +204,11 @@ def _targets(recipe: Recipe) -> list[str] | None:
     return targets if isinstance(targets, list) else None
 
 
-RULES = (has_chat_template, targets_exist, ties_stay, experts_have_no_dropout, computes_attention)
+RULES = (
+    has_chat_template,
+    tokens_have_embeddings,
+    targets_exist,
+    ties_stay,
+    experts_have_no_dropout,
+    computes_attention,
+)

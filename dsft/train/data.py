@@ -27,11 +27,13 @@ IGNORED = -100  # the label of a token that is not learned
 
 @dataclass(frozen=True)
 class Examples:
-    """Tokenised rows, held by Arrow: a few bytes a token. `lengths` and `supervised` count tokens, a row each."""
+    """Tokenised rows, held by Arrow: a few bytes a token. `lengths` and `supervised` count tokens, a row each;
+    `last_token` is the highest id in any of them."""
 
     rows: Dataset  # input_ids, labels
     lengths: Sequence[int]
     supervised: Sequence[int]
+    last_token: int
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -103,7 +105,10 @@ def _encode(rows: list[tuple[DataFile, Row]], tokenizer: PreTrainedTokenizerBase
             f"none of the {len(rows)} rows has a token to learn within max_length {max_length}",
             help="raise data.max_length, or look at the rows: an answer may be empty",
         )
-    return Examples(Dataset.from_dict(columns), [len(ids) for ids in columns["input_ids"]], supervised)
+    lengths = [len(ids) for ids in columns["input_ids"]]
+    return Examples(
+        Dataset.from_dict(columns), lengths, supervised, max(max(ids) for ids in columns["input_ids"] if ids)
+    )
 
 
 def encode(messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:

@@ -66,6 +66,17 @@ def build_model(plan: Plan) -> nn.Module:
     return model.train()
 
 
+def check_tokens(model: nn.Module, last_token: int) -> None:
+    """Raises DsftError where the model has no embedding for the token: torch would end with an index that is out of range."""
+    embeddings = model.get_input_embeddings().weight.shape[0]
+    if last_token >= embeddings:
+        raise failed(
+            "tokenizer-mismatch",
+            f"the rows have the token {last_token}, and the model embeddings for {embeddings} tokens",
+            help="put the model's own tokenizer into its folder: tokenizer.json and tokenizer_config.json",
+        )
+
+
 def _with_adapters(model: nn.Module, plan: Plan) -> nn.Module:
     from peft import LoraConfig, get_peft_model
 

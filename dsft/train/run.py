@@ -18,7 +18,7 @@ from dsft.train.engines import engine as engine_module
 from dsft.train.engines.wrapped import Wrapped
 from dsft.train.loop import evaluate, train
 from dsft.train.memory import peak_memory
-from dsft.train.model import build_model, load_tokenizer
+from dsft.train.model import build_model, check_tokens, load_tokenizer
 from dsft.train.result import result_folder, save_result, settle_generation
 from dsft.train.world import World, on_main, total
 
@@ -49,6 +49,7 @@ def _run(plan: Plan, directory: Path, world: World, started: float) -> Path:
     examples, evaluation = load_examples(plan, tokenizer)
     torch.manual_seed(plan.training.seed)
     model = build_model(plan)
+    check_tokens(model, max(part.last_token for part in (examples, evaluation) if part))
     if saved:
         checkpoint.load_parameters(saved, model)
     settle_generation(model, tokenizer)

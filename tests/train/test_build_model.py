@@ -6,7 +6,8 @@ import pytest
 import tiny
 
 from dsft.errors import DsftError
-from dsft.train.model import build_model
+from dsft.train.data import load_examples
+from dsft.train.model import build_model, check_tokens, load_tokenizer
 
 
 @pytest.mark.parametrize(
@@ -26,3 +27,16 @@ def test_what_is_trained_is_what_was_asked_for(model, data, tmp_path):
     trained = {name.split(".lora_")[0].rpartition(".")[2] for name, p in built.named_parameters() if p.requires_grad}
     assert trained == {"q_proj", "v_proj"}
     assert sum(p.numel() for p in built.parameters() if p.requires_grad) == 4 * 4 * (32 + 32 + 32 + 16)
+
+
+def test_a_token_without_an_embedding_is_said_before_torch_fails_on_it(model, data, tmp_path):
+    plan = tiny.plan(model, data, tmp_path)
+    examples, _ = load_examples(plan, load_tokenizer(plan))
+    ids, _ = examples.batch(range(len(examples)))
+    assert examples.last_token == ids.max()
+    built = build_model(plan)
+    size = built.get_input_embeddings().num_embeddings
+    check_tokens(built, size - 1)
+    with pytest.raises(DsftError) as caught:
+        check_tokens(built, size)
+    assert caught.value.problems[0].kind == "tokenizer-mismatch"
