@@ -65,7 +65,7 @@ LENGTHS = st.one_of(
 METHODS = st.just({"type": "full"}) | st.fixed_dictionaries(
     {"type": st.just("lora")},
     optional={
-        "r": st.integers(1, 64) | st.just(8.0),
+        "r": st.integers(1, 32) | st.just(8.0),
         "lora_alpha": st.integers(1, 64) | st.floats(0.5, 64),
         "lora_dropout": st.floats(0, 0.9),
         "target_modules": st.sampled_from(["all-linear", ["q_proj"], ["q_proj", "layers.1.mlp.up_proj"]]),
@@ -204,7 +204,7 @@ def good(draw):
     optim = draw(st.sampled_from(["adamw", "sgd"]))
     betas = _some(adam_beta1=st.floats(0, 0.99), adam_beta2=st.floats(0, 0.9999), adam_epsilon=st.floats(1e-12, 1e-3))
     training = {
-        "learning_rate": draw(st.floats(1e-8, 1.0) | st.just(1)),
+        "learning_rate": draw(st.floats(1e-8, 0.09) | st.just(0.01)),
         "optim": optim,
         "precision": precision,
         **batch,

@@ -135,7 +135,7 @@ def _basis(recipe: Recipe, attempt: Attempt, machines: int = 0) -> _Basis:
     cluster = attempt(plan_cluster, recipe, hosts)
     attempt(check_precision, recipe)
     short = attempt(check_context, recipe, found)
-    attempt(check_model, recipe, found)
+    attempt(check_model, recipe, found, attempt.warn)
     attempt(warn_of_missing, recipe, found, attempt.warn)
     attempt(check_offload, recipe)
     attempt(check_hybrid, recipe, hosts, attempt.warn)

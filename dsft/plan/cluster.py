@@ -18,6 +18,7 @@ _LINE = re.compile(
     r"(?:(?P<user>[A-Za-z_][A-Za-z0-9_.-]*)@)?(?P<name>[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?)"
     r"[ \t]+slots=(?P<slots>[0-9]{1,6})"
 )
+MOST_SLOTS = 1024  # as the schema has it of processes_per_node
 _LOOPBACK = ("localhost", "127.0.0.1")
 _FORM = "a line is: HOST slots=PROCESSES, as in: node1 slots=8"
 
@@ -201,6 +202,9 @@ def read_hostfile(path: Path, asked_by: Where | None = None) -> tuple[Host, ...]
             problems.append(Problem("hostfile-duplicate", message, where, "write each host once, with all its slots"))
         elif host.slots < 1:
             problems.append(Problem("out-of-range", f"{host.name} has no slots", where, "remove the line"))
+        elif host.slots > MOST_SLOTS:
+            message = f"{host.name} has {host.slots} slots: at most {MOST_SLOTS} processes on a machine"
+            problems.append(Problem("out-of-range", message, where, "a slot is a GPU, or a process on CPUs"))
         elif hosts and host.slots != hosts[0].slots:
             message = f"{host.name} has {host.slots} slots, and {hosts[0].name} has {hosts[0].slots}"
             problems.append(Problem("contradiction", message, where, "all machines need the same number of slots"))

@@ -103,16 +103,18 @@ def check_context(recipe: Recipe, found: Found) -> bool:
     return True
 
 
-def check_model(recipe: Recipe, found: Found) -> None:
-    """Raises DsftError for what the recipe wants of the model and the model cannot do."""
+def check_model(recipe: Recipe, found: Found, warn: Callable[[Problem], None]) -> None:
+    """Raises DsftError for what the recipe wants of the model and the model cannot do; tells `warn` what is seldom meant."""
     problems: list[Problem] = []
     for rule in RULES if found.facts else ():
         try:
             problems.extend(rule(recipe, found.facts))
         except Unusable:
             continue
-    if problems:
+    if any(problem.severity == "error" for problem in problems):
         raise DsftError(problems)
+    for problem in problems:
+        warn(problem)
 
 
 def has_chat_template(recipe: Recipe, facts: ModelFacts) -> Iterator[Problem]:
@@ -141,11 +143,12 @@ def targets_exist(recipe: Recipe, facts: ModelFacts) -> Iterator[Problem]:
     if targets is None:
         return
     for target in unknown_targets(facts, targets):
+        names = f"its linear layers are {', '.join(target_names(facts))}"
         yield Problem(
             "unknown-target",
             f'no module of the model is called "{target}"',
             recipe.where("method", "target_modules", targets.index(target)),
-            f"its linear layers are {', '.join(target_names(facts))}",
+            'for every linear layer write "target_modules": "all-linear"' if target == "all-linear" else names,
         )
     missing = missing_partners(facts, targets)
     if missing:
@@ -186,6 +189,19 @@ def experts_have_no_dropout(recipe: Recipe, facts: ModelFacts) -> Iterator[Probl
         )
 
 
+def rank_is_low(recipe: Recipe, facts: ModelFacts) -> Iterator[Problem]:
+    """Warns: adapters of a rank that no weight of the model has hold more than the weights themselves."""
+    r = recipe.get("method", "r")
+    if r is not None and r > facts.hidden > 0:
+        yield Problem(
+            "unlikely-value",
+            f"adapters of rank {r}, and the model is {facts.hidden} wide: they would be larger than its weights",
+            recipe.where("method", "r"),
+            'usual are 8 to 256; to train all weights: "method": {"type": "full"}',
+            severity="warning",
+        )
+
+
 def computes_attention(recipe: Recipe, facts: ModelFacts) -> Iterator[Problem]:
     if facts.model_type in WITHOUT_SDPA and recipe.get("model", "attn_implementation") == "sdpa":
         yield Problem(
@@ -210,5 +226,6 @@ RULES = (
     targets_exist,
     ties_stay,
     experts_have_no_dropout,
+    rank_is_low,
     computes_attention,
 )

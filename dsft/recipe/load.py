@@ -133,6 +133,14 @@ def _read_with_bases(
     problems += noted
     if asked_by and not isinstance(tree.value, dict):
         raise refused("wrong-type", "a recipe must be an object {…}", where=tree.span.where())
+    if isinstance(tree.value, dict) and "recipe_sha256" in tree.value:
+        help = f"its recipe is {os.path.join(os.path.dirname(name), 'recipe.json')}"
+        raise refused(
+            "not-a-recipe",
+            f"{path} is a compiled plan, not a recipe",
+            where=tree.value["recipe_sha256"].key.where(),
+            help=help,
+        )
     base = tree.value.get("extends") if isinstance(tree.value, dict) else None
     if base is None or base.broken or not isinstance(base.value, str) or not base.value:
         return tree

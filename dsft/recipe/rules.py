@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 from dsft.errors import Problem
 from dsft.recipe.record import Recipe, Unusable
 from dsft.recipe.schema import default
+
+MOST_USUAL_RATE = 0.1  # from here on no published fine-tuning with AdamW is
 
 
 def check(recipe: Recipe) -> list[Problem]:
@@ -54,6 +57,31 @@ def evaluation_has_data(recipe: Recipe) -> Iterator[Problem]:
             '"eval_steps" asks for evaluation, and "data.eval" names no rows for it',
             recipe.where_key("training", "eval_steps"),
             'write "eval": {"split": 0.1} in "data", or remove "eval_steps"',
+        )
+
+
+def usual_learning_rate(recipe: Recipe) -> Iterator[Problem]:
+    rate = recipe.get("training", "learning_rate")
+    if recipe.get("training", "optim") == "adamw" and rate >= MOST_USUAL_RATE:
+        yield Problem(
+            "unlikely-value",
+            f"a learning rate of {rate:g}: AdamW moves every weight by about as much in each update",
+            recipe.where("training", "learning_rate"),
+            "usual are 1e-5 for all weights and 2e-4 for LoRA; is a minus missing in the exponent?",
+            severity="warning",
+        )
+
+
+def flash_attention_is_installed(recipe: Recipe) -> Iterator[Problem]:
+    asked = recipe.get("model", "attn_implementation") == "flash_attention_2"
+    runs = recipe.get("cluster", "device") == "cuda" and recipe.get("training", "precision") == "bf16"
+    if asked and runs and not find_spec("flash_attn"):
+        yield Problem(
+            "not-installed",
+            "flash_attention_2 needs the package flash-attn, which is not installed here",
+            recipe.where("model", "attn_implementation"),
+            'install it on every machine that trains, or write "sdpa"',
+            severity="warning",
         )
 
 
@@ -146,6 +174,8 @@ RULES = (
     length_of_training,
     one_warmup,
     evaluation_has_data,
+    usual_learning_rate,
+    flash_attention_is_installed,
     flash_attention_runs,
     gpu_without_gpus,
     keeping_needs_saving,

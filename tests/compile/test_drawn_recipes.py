@@ -14,6 +14,7 @@ from dsft.recipe import load_recipe
 
 __all__ = ["furnished", "workshop"]
 
+NOT_OF_THE_RECIPE = {"model-not-cached", "not-installed"}  # warnings of what this machine lacks
 MEMORY = 64 << 30  # of the machine, in bytes: the tests are the same on all
 
 
@@ -22,7 +23,7 @@ def compiled(workshop: Workshop, recipe: str):
     loaded = load_recipe(workshop.write("recipe.json", recipe))
     warnings = []
     plan = make_plan(loaded, versions={}, cwd=workshop.folder, memory=MEMORY, warn=warnings.append)
-    assert [warning.render() for warning in warnings] == []
+    assert [warning.render() for warning in warnings if warning.kind not in NOT_OF_THE_RECIPE] == []
     return plan, compile_plan(plan, loaded.to_json(plan.checkpoint.output_dir), workshop.folder / "build")
 
 

@@ -33,6 +33,7 @@ def test_read(tmp_path, content, hosts):
     ("content", "kinds"),
     [
         (b"", ["hostfile-empty"]),
+        (b"n1 slots=1025\nn2 slots=1025", ["out-of-range:1", "out-of-range:2"]),
         (b"# only\n\n# comments", ["hostfile-empty"]),
         (b"n1 slots=2\nn1 slots=2", ["hostfile-duplicate:2"]),
         (b"n1 slots=2\nN1 slots=2", ["hostfile-duplicate:2"]),

@@ -205,3 +205,15 @@ def test_a_quantized_model(workshop, method, family):
     workshop.model(quantization_config={"quant_method": "gptq", "bits": 4}, model_type=family)
     (problem,) = problems(workshop, method={"type": method})
     assert problem.kind == "quantized-model" and "(gptq)" in problem.message and problem.where.line is not None
+
+
+@pytest.mark.parametrize(("r", "warns"), [(32, 0), (33, 1)])
+def test_adapters_larger_than_the_weights(workshop, r, warns):
+    """The model is 32 wide."""
+    found = workshop.warnings(method={"type": "lora", "r": r})
+    assert [problem.kind for problem in found] == ["unlikely-value"] * warns
+
+
+def test_every_linear_layer_is_a_word_and_no_list(workshop):
+    (problem,) = problems(workshop, **lora("all-linear"))
+    assert problem.help == 'for every linear layer write "target_modules": "all-linear"'

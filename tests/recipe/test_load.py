@@ -410,3 +410,11 @@ def test_problems_come_in_the_order_of_the_chain(workshop):
     assert [os.path.basename(problem.where.source) for problem in found] == [
         *("recipe.json", "base.json", "grand.json", "--set data.wrong=1")
     ]
+
+
+def test_a_plan_is_no_recipe(workshop):
+    path = workshop.write("plan.json", {"name": "tiny", "recipe_sha256": "0", "versions": {}, "files": []})
+    with pytest.raises(DsftError) as caught:
+        load_recipe(path)
+    (problem,) = caught.value.problems
+    assert problem.kind == "not-a-recipe" and problem.help == f"its recipe is {workshop.folder}/recipe.json"
