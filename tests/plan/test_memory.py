@@ -310,9 +310,10 @@ def drawn(facts, draw) -> Workload:
 @given(workloads)
 def test_the_parts_are_all_there_is(facts, draw):
     found = estimate(facts, drawn(facts, draw))
-    assert found.device == sum(found.parts.values())
-    assert min(found.parts.values()) >= 0
-    assert found.allocated <= found.reserved <= found.device
+    of_tensors = {name: size for name, size in found.parts.items() if name not in ("allocator", "context", "process")}
+    assert found.allocated == sum(of_tensors.values()) and min(found.parts.values()) >= 0
+    assert found.reserved == found.allocated + found.parts.get("allocator", 0)
+    assert found.device == found.reserved + found.parts.get("context", 0) + found.parts.get("process", 0)
 
 
 @settings(deadline=None, max_examples=60)
