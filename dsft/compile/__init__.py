@@ -6,6 +6,7 @@ launchers are modules with the same two functions each, listed below; a new one 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -78,25 +79,42 @@ def write(artifacts: Artifacts, directory: str | Path) -> None:
     DsftError where the folder cannot be written.
     """
     directory = Path(directory)
-    taken = [name for name in NAMES if os.path.exists(directory / name)]
-    if taken and "plan.json" not in taken:
+    compiled = os.path.exists(directory / "plan.json")
+    taken = [name for name in NAMES if os.path.exists(directory / name) and not _holds(directory, name, artifacts)]
+    if taken and not compiled:
         raise refused(
             "folder-taken",
             f"{directory} holds {', '.join(taken)}, which dsft compile has not written",
             help="choose another folder with -o",
         )
+    written: list[Path] = []
     try:
         for name in NAMES:
             if name not in artifacts.files:
                 (directory / name).unlink(missing_ok=True)
         for name, text in artifacts.files.items():
+            written.append(directory / name)
             _replace(directory / name, text, executable=name in artifacts.executable)
-    except OSError as error:
+    except BaseException as error:
+        if not compiled:  # without its plan.json nobody would know what is there for dsft's
+            for path in written:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+        if not isinstance(error, OSError):
+            raise
         raise refused(
             "cannot-write",
             f"cannot write {error.filename or directory}: {error.strerror}",
             help="choose another folder with -o, or make this one writable",
         ) from error
+
+
+def _holds(directory: Path, name: str, artifacts: Artifacts) -> bool:
+    """Whether the file is what would be written already: a compile before this one was killed."""
+    try:
+        return (directory / name).read_bytes() == artifacts.files.get(name, "").encode()
+    except OSError:
+        return False
 
 
 def _replace(path: Path, text: str, executable: bool) -> None:

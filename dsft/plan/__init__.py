@@ -26,7 +26,15 @@ from dsft.plan.deepspeed_keys import check_deepspeed_keys
 from dsft.plan.disk import check_disk
 from dsft.plan.gpus import GPUS
 from dsft.plan.machine import machine_memory
-from dsft.plan.model import Found, check_context, check_model, plan_model, warn_of_missing
+from dsft.plan.model import (
+    Found,
+    check_context,
+    check_model,
+    meant_folder,
+    plan_model,
+    warn_of_download,
+    warn_of_missing,
+)
 from dsft.plan.outlook import outlooks
 from dsft.plan.record import Plan
 from dsft.plan.strategy import check_hybrid, check_offload
@@ -79,6 +87,7 @@ def make_plan(
         launcher=recipe.get("launcher", "type"),
         estimate=_estimate(choice, _job(recipe, basis, memory)),
     )
+    warn_of_download(recipe, plan.model, attempt.warn)
     attempt.warn(*_of_other_runs(recipe, plan))
     for problem in recipe.in_order(attempt.problems):
         warn(problem)
@@ -216,7 +225,8 @@ def _unknown(recipe: Recipe, basis: _Basis) -> DsftError:
             "not-known",
             f"what fits is not known: the files of {basis.found.model.path} are not on this machine, or of an unknown kind",
             where=recipe.where("model", "path"),
-            help="name its folder; or say strategy, per_device_train_batch_size and gradient_checkpointing yourself",
+            help=meant_folder(recipe, basis.found.model.path)
+            or "name its folder; or say strategy, per_device_train_batch_size and gradient_checkpointing yourself",
         )
     return refused(
         "not-known",

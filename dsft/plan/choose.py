@@ -81,7 +81,8 @@ def _nearest(job: Job, outlooks: list[Outlook]) -> tuple[Outlook, str, float]:
         needed, surely, there = least.memory.device, least.memory.least, job.capacity
         has = f"{job.cluster.gpu} has {shown_size(there)}"
         if not job.cluster.gpu:
-            has = f"this machine has {shown_size(there)} for each"
+            says = "this machine has" if job.host_memory is None else "the recipe says"
+            has = f"{says} {shown_size(there)} for each"
         lacking = f"needs about {shown_size(needed)} a process; {has}, of which {RESERVE:.0%} should stay free"
     return least, f"{strategy_name(least.way.strategy)} {lacking}", surely / there
 

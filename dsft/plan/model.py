@@ -45,7 +45,7 @@ def plan_model(recipe: Recipe) -> Found:
             "model-not-found",
             f'"{path}" is neither a folder here nor a hub id such as org/name',
             where=where,
-            help=_meant_folder(recipe, path) or "a folder is relative to the file that says it",
+            help=meant_folder(recipe, path) or "a folder is relative to the file that says it",
         )
     revision, attention, trusted, recomputes = (
         # A wrong value is reported already, and hides nothing of what the model's files say.
@@ -56,17 +56,16 @@ def plan_model(recipe: Recipe) -> Found:
     return Found(Model(path, revision, attention, trusted, recomputes is True), facts)  # of "auto" choose.py decides
 
 
-def _meant_folder(recipe: Recipe, said: str) -> str | None:
-    """The folder that a misspelt one beside the recipe seems to mean."""
+def meant_folder(recipe: Recipe, said: str) -> str | None:
+    """The folder beside the recipe that a misspelt one seems to mean."""
     path = recipe.folder("model", "path") / said
     return nearby(path) if os.path.isdir(path.parent) else None
 
 
 def warn_of_missing(recipe: Recipe, found: Found, warn: Callable[[Problem], None]) -> None:
-    """Of what can be planned and not trained (a configuration alone, a GGUF file), and of a hub model that is not here."""
+    """Of what can be planned and not trained: a configuration alone, a GGUF file."""
     path = Path(found.model.path)
     if not path.is_absolute():
-        _warn_of_download(recipe, found.model, warn)
         return
     if not (path / "config.json").is_file():
         lack, help = f"{path} is in GGUF, which is for inference", "name the folder of the model that it was made from"
@@ -80,13 +79,13 @@ def warn_of_missing(recipe: Recipe, found: Found, warn: Callable[[Problem], None
         warn(Problem("model-partial", message, where, help, severity="warning"))
 
 
-def _warn_of_download(recipe: Recipe, model: Model, warn: Callable[[Problem], None]) -> None:
-    if cached_snapshot(model.path, model.revision) is None:
-        message = (
-            f"{model.path} is not in this machine's hub cache: it is not checked, and downloaded when the job starts"
-        )
-        help = _meant_folder(recipe, model.path) or f"to check it now: hf download {model.path}"
-        warn(Problem("model-not-cached", message, recipe.where("model", "path"), help, severity="warning"))
+def warn_of_download(recipe: Recipe, model: Model, warn: Callable[[Problem], None]) -> None:
+    """Of a hub model that is not on this machine."""
+    if os.path.isabs(model.path) or cached_snapshot(model.path, model.revision):
+        return
+    message = f"{model.path} is not in this machine's hub cache: it is not checked, and downloaded when the job starts"
+    help = meant_folder(recipe, model.path) or f"to check it now: hf download {model.path}"
+    warn(Problem("model-not-cached", message, recipe.where("model", "path"), help, severity="warning"))
 
 
 def check_context(recipe: Recipe, found: Found) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dsft.plan import record
 from dsft.plan.describe import batch_line, count, strategy_name
 from dsft.plan.outlook import fastest, host_memory, outlook
+from dsft.plan.units import GIB
 from dsft.plan.ways import Said, Way, open_ways
 from dsft.plan.workload import Job
 
@@ -46,7 +47,11 @@ def _changes(job: Job, said: Said) -> Iterator[tuple[str, Way]]:
             break
     fewer = _fewer_processes(job, said)
     if fewer:
-        yield f"{count(fewer[0], 'process', 'processes')} on each machine", fewer[1]
+        processes, gib, way = fewer
+        whole = (
+            f', and "memory_gib": {gib} in "cluster", for it to be a whole machine' if job.host_memory is None else ""
+        )
+        yield f"{count(processes, 'process', 'processes')} on each machine{whole}", way
     shorter = _shorter(job, said)
     if shorter:
         yield f'"max_length": {shorter[0]}', shorter[1]
@@ -79,17 +84,19 @@ def _larger(cluster: record.Cluster) -> Iterator[record.Cluster]:
         yield dataclasses.replace(cluster, hosts=(host,) * machines, processes_per_node=processes)
 
 
-def _fewer_processes(job: Job, said: Said) -> tuple[int, Way] | None:
-    """The most on each machine that fit, where its own memory is what is lacking: each process loads the model there."""
+def _fewer_processes(job: Job, said: Said) -> tuple[int, int, Way] | None:
+    """The most on each machine that fit, where its own memory is what is lacking: each process loads the model there.
+    With the memory of the same machine in GiB: with fewer GPUs, less is taken to be there."""
     ways = open_ways(said, job.cluster, job.global_batch_size)
     if not any(outlook(job, way).lacks == "host memory" for way in ways):
         return None
+    gib = int(host_memory(job) // GIB)
+    memory = gib * GIB if job.host_memory is None else job.host_memory
     for processes in range(job.cluster.processes_per_node - 1, 0, -1):
-        memory = host_memory(job)  # of the same machine
         smaller = dataclasses.replace(job.cluster, processes_per_node=processes)
         way = _fitting(dataclasses.replace(job, cluster=smaller, host_memory=memory), said)
         if way:
-            return processes, way
+            return processes, gib, way
     return None
 
 

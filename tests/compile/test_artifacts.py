@@ -235,6 +235,19 @@ def test_files_that_no_compile_wrote_are_not_touched(make_record, tmp_path):
     assert (tmp_path / "recipe.json").read_text() == "mine"
 
 
+def test_a_compile_that_failed_leaves_nothing_and_one_that_was_killed_is_ones_own(make_record, tmp_path):
+    artifacts = compile_plan(make_record(), "{}\n", tmp_path)
+    (tmp_path / "launch").write_text("in the way")
+    with pytest.raises(DsftError) as caught:
+        write(artifacts, tmp_path)
+    assert caught.value.problems[0].kind == "cannot-write"
+    assert [path.name for path in tmp_path.iterdir()] == ["launch"]
+    (tmp_path / "launch").unlink()
+    (tmp_path / "recipe.json").write_text(artifacts.files["recipe.json"])
+    write(artifacts, tmp_path)
+    assert (tmp_path / "plan.json").is_file()
+
+
 SELECTED = (Host("n1", 2, devices=(2, 3)), Host("n2", 2, devices=(0, 1)))
 
 

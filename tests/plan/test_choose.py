@@ -146,6 +146,17 @@ def test_fewer_processes_would_fit(workshop, job):
     workshop.plan(f"cluster.processes_per_node={fewer}", "training.global_batch_size=60", **sections)
 
 
+def test_fewer_processes_on_the_same_machine(workshop, job):
+    """A machine of which the recipe uses two GPUs of eight has all of its memory, where the recipe says so."""
+    sections = job("meta-llama/Llama-3.1-70B", "h100-80gb", 1, 8, length=2048, rows=64)
+    problem = refusal(workshop, sections)
+    fewer, gib = re.search(r'(\d+) process(?:es)? on each machine, and "memory_gib": (\d+)', problem.help).groups()
+    try:
+        workshop.plan(f"cluster.processes_per_node={fewer}", f"cluster.memory_gib={gib}", **sections)
+    except DsftError as error:  # of a machine with too small a disk for a result of this size
+        assert [problem.kind for problem in error.problems] == ["disk-space"]
+
+
 def test_a_shorter_length_would_fit(workshop, job):
     """The longest in steps of 64 tokens: the next one does not fit."""
     sections = job("meta-llama/Llama-3.1-8B", "l4", 1, 1, rows=16, length=32768, method={"type": "lora"})
@@ -216,7 +227,7 @@ def test_on_cpus_the_simplest_that_fits(workshop):
     assert (plan.strategy.engine, plan.batch.per_device, plan.estimate.seconds_per_update) == ("ddp", 8, None)
     assert plan.estimate.capacity_bytes == 2 * GIB
     (warning,) = workshop.warnings("cluster.memory_gib=1", **auto)
-    assert warning.kind == "memory-tight" and "this machine has 512 MiB for each" in warning.message
+    assert warning.kind == "memory-tight" and "the recipe says 512 MiB for each" in warning.message
 
 
 def test_differences_below_what_estimates_tell_do_not_count(workshop, job):
