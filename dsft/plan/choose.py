@@ -16,7 +16,7 @@ from dsft.plan.remedies import MOST_MACHINES, remedies
 from dsft.plan.ways import Said, Way
 from dsft.plan.workload import Job
 
-DOUBT = 1.20  # a way that the recipe spells out is refused only above this part of the memory: estimates err
+DOUBT = 1.20  # a way that the recipe spells out is refused only where what it needs at least is above this part of the memory: estimates err
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ def _nearest(job: Job, outlooks: list[Outlook]) -> tuple[Outlook, str, float]:
         if not job.cluster.gpu:
             says = "this machine has" if job.host_memory is None else "the recipe says"
             has = f"{says} {shown_size(there)} for each"
-        lacking = f"needs about {shown_size(needed)} a process; {has}, of which {RESERVE:.0%} should stay free"
+        cached = f" ({shown_size(surely)} without what the allocator keeps for later)" if surely < needed else ""
+        lacking = f"needs about {shown_size(needed)} a process{cached}; {has}, of which {RESERVE:.0%} should stay free"
     return least, f"{strategy_name(least.way.strategy)} {lacking}", surely / there
 
 
