@@ -13,6 +13,7 @@ from typing import NamedTuple
 from dsft.plan.facts import ModelFacts
 from dsft.plan.gpus import Gpu
 from dsft.plan.memory import (
+    bf16_optimizer,
     layer_saved,
     masters,
     optimizer_shards,
@@ -185,7 +186,7 @@ def zero_sent(facts: ModelFacts, work: Workload) -> list[Sent]:
     """
     reductions = 1 if work.zero_stage == 1 else work.accumulation
     whole = ring(replicas(work))
-    overlaps = work.overlap_comm and not (work.zero_stage == 1 and sums_in_fp32(work))
+    overlaps = work.overlap_comm and not bf16_optimizer(work)
     beside = BACKWARD * reductions / work.accumulation if overlaps else 0.0
     updated = work.trained / work.tensor_parallel * work.compute_bytes
     return [
@@ -268,10 +269,20 @@ def offload_time(facts: ModelFacts, work: Workload, gpu: Gpu) -> float:
 
 
 def offloaded_update_time(work: Workload, gpu: Gpu) -> float:
-    """Seconds of: gradients down, once an update, or in every pass where they are summed there; the update, bound by
-    the machine's memory, which its processes share; updated weights up."""
+    """Seconds of: gradients down; the update, bound by the machine's memory, which its processes share; updated weights
+    up."""
     own = work.trained / optimizer_shards(work)
-    down = 1 if work.engine == "deepspeed" and work.zero_stage != 3 else work.accumulation
-    moved = own * (down * work.gradient_bytes + work.compute_bytes)
+    moved = own * (gradient_moves(work) * work.gradient_bytes + work.compute_bytes)
     update = own * (CPU_SGD if work.optimizer == "sgd" else CPU_ADAMW)
     return moved / gpu.host + update * work.processes_per_node / HOST_BANDWIDTH
+
+
+def gradient_moves(work: Workload) -> int:
+    """How often an update moves all gradients between GPU and host. FSDP: down, in every pass. ZeRO-3 fetches their sum
+    in every pass and puts it back, and once more hands it down at the end (stage3.py, `partition_grads`). ZeRO-2 does so
+    only without a sum on the GPU (stage_1_and_2.py, `async_accumulate_grad_in_cpu_via_gpu`); ZeRO-1 sums there."""
+    if work.engine == "fsdp":
+        return work.accumulation
+    if work.zero_stage == 3:
+        return 2 * work.accumulation + 1
+    return 2 * work.accumulation - 1 if work.zero_stage == 2 and not sums_in_fp32(work) else 1

@@ -14,7 +14,7 @@ from typing import Any
 
 from dsft.errors import DsftError, Problem
 from dsft.plan.versions import installed_versions
-from dsft.recipe.record import Recipe
+from dsft.recipe.record import Recipe, Unusable
 
 VERSION = "0.19.8"
 
@@ -31,6 +31,9 @@ _STAGES = {
     "sub_group_size": (3,),
     "zero_hpz_partition_size": (3,),
 }
+
+# All that BF16_Optimizer, which ZeRO-1 is under bf16, is given of zero_optimization (`_configure_bf16_optimizer`).
+_BF16_OPTIMIZER = ("allgather_bucket_size",)
 
 # Keys that nothing in dsft makes use of, and why.
 _UNUSED = {
@@ -74,14 +77,34 @@ def stages(key: str) -> tuple[int, ...]:
 
 def _without_effect(recipe: Recipe, config: Mapping[str, Any]) -> Iterator[Problem]:
     stage = recipe.get("strategy", "zero_stage")
+    bf16_optimizer = _is_bf16_optimizer(recipe)
     for path in _said(recipe, config):
         because, using = _UNUSED.get(path), stages(path[-1])
         if because is None and stage not in using:
             because = f"zero_stage is {stage}, and {' and '.join(map(str, using))} use{'s' * (len(using) == 1)} it"
+        elif (
+            because is None
+            and bf16_optimizer
+            and path[:-1] == ("zero_optimization",)
+            and path[-1] not in _BF16_OPTIMIZER
+        ):
+            because = "stage 1 under bf16 is DeepSpeed's BF16_Optimizer, which does not take it"
         if because:
             message = f'"strategy.config.{".".join(path)}" has no effect: {because}'
             where = recipe.where_key("strategy", "config", *path)
             yield Problem("no-effect", message, where, f'remove "{path[-1]}"', severity="warning")
+
+
+def _is_bf16_optimizer(recipe: Recipe) -> bool:
+    try:
+        offloaded = recipe.get("strategy", "offload_optimizer") == "cpu"
+        return (
+            recipe.get("strategy", "zero_stage") == 1
+            and recipe.get("training", "precision") == "bf16"
+            and not offloaded
+        )
+    except Unusable:
+        return False
 
 
 def _gpu_only(recipe: Recipe, config: Mapping[str, Any]) -> Iterator[Problem]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from dsft.plan import process
 from dsft.plan.facts import Linear, ModelFacts
 from dsft.plan.units import BF16, FP32, GIB
-from dsft.plan.workload import Workload
+from dsft.plan.workload import ZERO_BUCKET, Workload
 
 CONTEXT = GIB // 2  # CUDA's context and the kernels loaded into it: 0.4 to 0.6 GiB on A100 and H100, CUDA 12
 COMMUNICATOR = GIB // 2  # NCCL's channels and buffers of one or two communicators
@@ -127,13 +127,13 @@ def _always(facts: ModelFacts, work: Workload) -> dict[str, float]:
         "adapters": adapters(work),
         "optimizer": optimizer_state(work),
         "masters": masters(work),
-        "bucket": zero3_bucket(work),
+        "bucket": lasting_bucket(facts, work),
     }
 
 
 def _lasting(facts: ModelFacts, work: Workload) -> dict[str, float]:
     """What is there between updates too: DDP's buckets, and the sums of ZeRO-3 and of ZeRO-1 under bf16, are never given up."""
-    never_freed = work.engine == "ddp" or work.zero_stage == 3 or (work.zero_stage == 1 and sums_in_fp32(work))
+    never_freed = work.engine == "ddp" or work.zero_stage == 3 or bf16_optimizer(work)
     buffered = gradients(work) - computed_gradients(work) if never_freed else 0
     return {**_always(facts, work), "gradients": buffered}
 
@@ -222,9 +222,13 @@ def gradients(work: Workload) -> float:
 def computed_gradients(work: Workload) -> float:
     """ZeRO-1 under bf16 keeps what the backward pass computed beside the fp32 sum, whole, until the update (DeepSpeed,
     runtime/bf16_optimizer.py: `immediate_grad_update` is off)."""
-    if work.zero_stage != 1 or work.offload_optimizer or not sums_in_fp32(work):
-        return 0
-    return work.trained * work.compute_bytes / work.tensor_parallel
+    return work.trained * work.compute_bytes / work.tensor_parallel if bf16_optimizer(work) else 0
+
+
+def bf16_optimizer(work: Workload) -> bool:
+    """Whether DeepSpeed takes its BF16_Optimizer in place of the one of ZeRO-1 (engine.py, `_do_optimizer_sanity_check`).
+    It reduces in buckets of `ZERO_BUCKET` that no key changes."""
+    return work.zero_stage == 1 and sums_in_fp32(work) and not work.offload_optimizer
 
 
 def sums_in_fp32(work: Workload) -> bool:
@@ -495,7 +499,8 @@ def reduction_buffers(facts: ModelFacts, work: Workload) -> float:
         return 0
     cast = work.communication_bytes if work.communication_bytes != work.compute_bytes else 0
     flat = {1: work.gradient_bytes, 2: work.compute_bytes + cast, 3: work.communication_bytes}[work.zero_stage or 3]
-    return staging_bucket(work) + min(work.zero_bucket, work.trained) * flat
+    bucket = ZERO_BUCKET if bf16_optimizer(work) else work.zero_bucket
+    return staging_bucket(work) + min(bucket, work.trained) * flat
 
 
 def fsdp_buffers(facts: ModelFacts, work: Workload, parameters: int) -> float:
@@ -505,21 +510,34 @@ def fsdp_buffers(facts: ModelFacts, work: Workload, parameters: int) -> float:
 
 def staging_bucket(work: Workload) -> float:
     """ZeRO-1's and 2's, to which gradients are copied: it is there from the start of the backward pass to its end, and
-    under `overlap_comm` there are two (stage_1_and_2.py, `setup_buckets`). On a CPU ZeRO-1's gradients move to it; under
-    bf16 it has none (bf16_optimizer.py)."""
+    under `overlap_comm` there are two (stage_1_and_2.py, `setup_buckets`). On a CPU ZeRO-1's gradients move to it;
+    BF16_Optimizer has none."""
     buckets = (2 if work.overlap_comm else 1) * bucket_elements(work)
     if work.zero_stage == 2:
         return buckets * work.compute_bytes
-    if work.zero_stage == 1 and work.device == "cuda" and not sums_in_fp32(work):
+    if work.zero_stage == 1 and work.device == "cuda" and not bf16_optimizer(work):
         return buckets * work.gradient_bytes
     return 0
 
 
-def zero3_bucket(work: Workload) -> float:
-    """ZeRO-3's, which is made once (DeepSpeed, stage3.py, `bucket.buffer`)."""
-    if work.engine != "deepspeed" or work.zero_stage != 3:
+def lasting_bucket(facts: ModelFacts, work: Workload) -> float:
+    """ZeRO-3's, which is made once (DeepSpeed, stage3.py, `bucket.buffer`). ZeRO-1 and 2 with the optimizer in host memory
+    have room for the gradient of the largest weight (stage_1_and_2.py, `temp_grad_buffer_for_gpu_offload`), of which a CPU
+    gives no page before it is written to."""
+    if work.zero_stage == 3:
+        return bucket_elements(work) * work.communication_bytes
+    if work.zero_stage is None or not work.offload_optimizer or work.device == "cpu":
         return 0
-    return bucket_elements(work) * work.communication_bytes
+    return largest_trained(facts, work) * work.compute_bytes
+
+
+def largest_trained(facts: ModelFacts, work: Workload) -> int:
+    """Elements of the largest weight, or of the largest half of an adapter."""
+    if work.full:
+        matrices = (linear.inputs * linear.outputs for linear in facts.linears)
+        return max(facts.embedding_parameters, facts.head_parameters, *matrices)
+    widths = (max(linear.inputs, linear.outputs) for linear in facts.linears if linear.name in work.targets)
+    return work.rank * max(widths, default=0)
 
 
 def bucket_elements(work: Workload) -> int:
@@ -565,7 +583,10 @@ def offloaded(facts: ModelFacts, work: Workload) -> float:
         kept += 0 if work.full else work.trained * work.trained_bytes / weight_shards(work)
     if work.offload_optimizer:
         moments = 2 * work.moment_bytes if work.optimizer == "adamw" else 0
-        kept += work.trained * (moments + work.master_bytes + FP32) / optimizer_shards(work)
+        # ZeRO-3 sums gradients in one buffer, and hands them to the optimizer in another (stage3.py,
+        # `grad_partitions_flat_buffer`, `subgroup_gradient_buffer`).
+        gradients = FP32 * (2 if work.zero_stage == 3 else 1)
+        kept += work.trained * (moments + work.master_bytes + gradients) / optimizer_shards(work)
     return kept
 
 
