@@ -142,6 +142,15 @@ def strategies(draw, machines: int, per_machine: int, device: str, automatic: bo
     return strategy
 
 
+def _of_precision(strategy: dict, precision: str) -> dict:
+    """Without the keys that ZeRO-1 does not take under bf16."""
+    if strategy.get("zero_stage") == 1 and precision == "bf16" and strategy.get("offload_optimizer") != "cpu":
+        zero = strategy.get("config", {}).get("zero_optimization", {})
+        for key in zero.keys() - {"allgather_bucket_size"}:
+            del zero[key]
+    return strategy
+
+
 @st.composite
 def batches(draw, processes: int, automatic: bool):
     """The global batch, and two of the three numbers, or all of them; or, where the planner can choose, it alone."""
@@ -241,7 +250,7 @@ def good(draw):
         "data": {"train": train, "max_length": draw(st.integers(2, 512)), "eval": evaluation}
         | draw(_some(chat_template=st.sampled_from([None, "template.jinja"]))),
         "method": draw(METHODS),
-        "strategy": draw(strategies(machines, per_machine, device, automatic)),
+        "strategy": _of_precision(draw(strategies(machines, per_machine, device, automatic)), precision),
         "training": training,
         "checkpoint": draw(st.just({}) | saving) | draw(resuming),
         "logging": draw(_some(logging_steps=st.integers(1, 100), tensorboard=st.booleans())),

@@ -113,10 +113,11 @@ def test_zero_3_with_everything_offloaded(llama):
     # bytes at three quarters of 300e9; six times 33 starts.
     communication = 0.4997 + 0.00594
     assert found.sent == near(112.4e9) and found.communication == near(communication)
-    # An eighth of the weights, 1.0038e9. Over PCIe, 24e9 a second: fp32 gradients down in each pass and bf16 weights
-    # up, (2 x 4 + 2) x 1.0038e9 bytes; and 2 bytes of each weight up, twice in each of two passes.
+    # An eighth of the weights, 1.0038e9. Over PCIe, 24e9 a second: the sum of the fp32 gradients up and down in each pass
+    # and once more down, and bf16 weights up, (5 x 4 + 2) x 1.0038e9 bytes; and 2 bytes of each weight up, twice in each
+    # of two passes.
     assert found.optimizer == 0
-    pcie = 0.41825 + 0.33459
+    pcie = 0.92015 + 0.33459
     # On the CPUs: 208 bytes of a weight, of eight processes, through one memory of 100e9 a second.
     assert found.offload == near(pcie + 16.703)
     assert found.seconds == near(2 * one_pass + communication / 4 + pcie + 16.703)
@@ -317,7 +318,7 @@ def test_an_update_reads_and_writes_what_it_needs(optimizer, state):
 
 
 @pytest.mark.parametrize(("optimizer", "moved"), [("adamw", 208), ("sgd", 12)])
-@pytest.mark.parametrize(("engine", "stage", "down"), [("fsdp", None, 3), ("deepspeed", 2, 1), ("deepspeed", 3, 3)])
+@pytest.mark.parametrize(("engine", "stage", "down"), [("fsdp", None, 3), ("deepspeed", 2, 1), ("deepspeed", 3, 7)])
 def test_an_offloaded_update(llama, optimizer, moved, engine, stage, down):
     """Three passes; of 16 billion weights 2 are one process'. ZeRO-2 sums gradients on the device."""
     job = work(engine, stage, world_size=8, accumulation=3, trained=16 * 10**9, optimizer=optimizer,

@@ -260,7 +260,9 @@ def test_what_is_offloaded_is_on_the_host(facts):
     away = dataclasses.replace(plain, offload_optimizer=True)
     assert (memory.optimizer_state(away), memory.masters(away)) == (0, 0)
     assert memory.gradients(away) == memory.gradients(plain)  # the fp32 sum stays; of stage 3 it goes too
-    assert memory.gradients(full(facts, "deepspeed", 3, offload_optimizer=True)) == 0
+    third = full(facts, "deepspeed", 3, offload_optimizer=True)
+    assert memory.gradients(third) == 0
+    assert memory.offloaded(facts, third) == facts.parameters * (2 * FP32 + FP32 + 2 * FP32) / 8  # and their sum
     moved = facts.parameters * (2 * FP32 + FP32 + FP32) / 8  # moments, masters, and the gradients that they take
     assert memory.offloaded(facts, away) - memory.offloaded(facts, plain) == moved
     assert estimate(facts, away).device < estimate(facts, plain).device
@@ -383,7 +385,11 @@ def test_what_gradients_pass_through(facts):
     assert memory.layer_buffers(facts, zero(1, compute_bytes=FP32, overlap_comm=False)) == bucket * FP32
     assert memory.reduction_buffers(facts, zero(2, overlap_comm=False)) == bucket * (BF16 + BF16 + FP32)
     assert memory.reduction_buffers(facts, zero(3)) == bucket * FP32
-    assert memory.zero3_bucket(zero(3)) == bucket * FP32 and memory.zero3_bucket(zero(2)) == 0
+    assert memory.reduction_buffers(facts, zero(1, zero_bucket=1)) == bucket * FP32, "BF16_Optimizer's own"
+    assert memory.lasting_bucket(facts, zero(3)) == bucket * FP32 and memory.lasting_bucket(facts, zero(2)) == 0
+    away = {"offload_optimizer": True, "overlap_comm": False}
+    assert memory.layer_buffers(facts, zero(1, **away)) == bucket * FP32, "ZeRO-1 again"
+    assert memory.lasting_bucket(facts, zero(2, **away)) == facts.embedding_parameters * BF16
     layer = Workload("fsdp", trained=facts.parameters, world_size=8, shards=8)
     assert memory.layer_buffers(facts, layer) == facts.layer_parameters * (BF16 + FP32)
 

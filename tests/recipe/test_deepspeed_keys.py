@@ -103,11 +103,10 @@ def test_types_and_ranges_are_those_of_the_models():
                 model(**{key: outside})
 
 
-def problems_of(workshop, stage, config):
+def problems_of(workshop, stage, config, precision="fp32", **strategy):
     found = []
-    check_deepspeed_keys(
-        workshop.recipe(strategy={"type": "deepspeed", "zero_stage": stage, "config": config}), found.append
-    )
+    fields = {"type": "deepspeed", "zero_stage": stage, "config": config, **strategy}
+    check_deepspeed_keys(workshop.recipe(f"training.precision={precision}", strategy=fields), found.append)
     return found
 
 
@@ -136,6 +135,15 @@ def test_a_key_that_the_stage_does_not_use_is_a_warning_at_its_place(workshop, s
     assert problem.where.text[problem.where.column - 1 :].startswith(f'"{key}"')
     other = 3 if stage < 3 else 2
     assert problems_of(workshop, other, config) == []
+
+
+def test_stage_1_under_bf16_is_another_optimizer(workshop):
+    config = {"zero_optimization": {"reduce_bucket_size": 5, "overlap_comm": True, "allgather_bucket_size": 5}}
+    found = problems_of(workshop, 1, config, "bf16")
+    assert [problem.kind for problem in found] == ["no-effect"] * 2
+    assert all("BF16_Optimizer" in problem.message for problem in found)
+    assert problems_of(workshop, 1, config) == problems_of(workshop, 2, config, "bf16") == []
+    assert problems_of(workshop, 1, config, "bf16", offload_optimizer="cpu") == []
 
 
 def test_what_no_stage_uses_is_a_warning_too(workshop):
@@ -179,6 +187,17 @@ def test_stages_are_those_that_the_engine_hands_a_key_to():
     assert {key: (1 in _STAGES[key], 3 in _STAGES[key]) for key in _STAGES.keys() - elsewhere} == {
         key: places for key, places in handed.items() if key not in elsewhere
     }
+
+
+def test_what_the_other_optimizer_is_handed():
+    import inspect
+
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+    from dsft.plan.deepspeed_keys import _BF16_OPTIMIZER
+
+    source = inspect.getsource(DeepSpeedEngine._configure_bf16_optimizer)
+    assert tuple(key for key in ZERO["properties"] if f"{key}=" in source) == _BF16_OPTIMIZER
 
 
 def test_a_deepspeed_without_a_key_is_named_with_its_version(workshop):
