@@ -5,6 +5,9 @@ To add one: a function here, a line in FORMATS, its name in the schema.
 
 from __future__ import annotations
 
+import difflib
+import functools
+import json
 from typing import Any
 
 
@@ -14,7 +17,10 @@ class RowError(ValueError):
 
 ALPACA = ("system", "instruction", "input", "output")
 CALLS = ("tool_calls", "function_call")
-ROLES = ("system", "user", "assistant", "tool")
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")  # of chat APIs and chat templates
+OTHER_ROLES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant", "chatgpt": "assistant"}
+OTHER_FIELDS = {"system_prompt": "system", "context": "input"}
+WEIGHTS = ("weight", "loss_weight", "train")
 
 
 def alpaca_messages(row: Any) -> list[dict[str, str]]:
@@ -23,9 +29,11 @@ def alpaca_messages(row: Any) -> list[dict[str, str]]:
         raise RowError(f"an alpaca row is an object, and this is {_kind(row)}")
     if row.get("history"):
         raise RowError('"history" holds earlier turns, which an alpaca row cannot: write them as "messages"')
+    _refuse_weight("the row", row)
     for name in row.keys() - ALPACA:
-        if name.lower().rstrip("s") in ALPACA:  # it would be left out, and nobody would see it
-            raise RowError(f'"{name}" is not a field of an alpaca row, which has {", ".join(ALPACA)}')
+        meant = _meant(name)
+        if meant and row[name]:  # it would be left out, and nobody would see it
+            raise RowError(f'"{name}" is not a field of an alpaca row: write "{meant}"')
     texts = {name: row.get(name) for name in ALPACA}
     for name in ("instruction", "output"):
         if texts[name] is None:
@@ -42,6 +50,7 @@ def chat_messages(row: Any) -> list[dict[str, str]]:
     """{messages: [{role, content}, …]}, as the chat APIs write it. At least one turn is the assistant's."""
     if not isinstance(row, dict):
         raise RowError(f"a messages row is an object, and this is {_kind(row)}")
+    _refuse_weight("the row", row)
     messages = row.get("messages")
     for name in ("tools", "functions"):
         if row.get(name):
@@ -72,11 +81,27 @@ def _refuse_unlearned(at: int, message: dict) -> None:
         raise RowError(f"message {at} calls a tool, and calls are not learned: write them into its content")
     if message.get("reasoning_content"):
         raise RowError(f'"reasoning_content" of message {at} is not learned: write it into its content')
-    for name in ("weight", "loss_weight"):
-        if role == "assistant" and message.get(name) not in (None, 1):
-            raise RowError(f'"{name}" of message {at} is {message[name]}, and every assistant turn is learned alike')
-    if isinstance(role, str) and role not in ROLES and role.strip().lower() in ROLES:
-        raise RowError(f'"role" of message {at} is "{role}": write "{role.strip().lower()}"')
+    if role == "assistant":
+        _refuse_weight(f"message {at}", message)
+    if isinstance(role, str) and role not in ROLES:  # whose turn it is decides what is learned
+        plain = role.strip().lower()
+        meant = OTHER_ROLES.get(plain) or (difflib.get_close_matches(plain, ROLES, n=1, cutoff=0.7) or [None])[0]
+        raise RowError(
+            f'"role" of message {at} is "{role}": ' + (f'write "{meant}"' if meant else f"known are {', '.join(ROLES)}")
+        )
+
+
+def _refuse_weight(what: str, said: dict) -> None:
+    for name in WEIGHTS:
+        if said.get(name) not in (None, 1):
+            raise RowError(f'"{name}" of {what} is {json.dumps(said[name])}, and every answer is learned alike')
+
+
+@functools.lru_cache(maxsize=1000)
+def _meant(name: str) -> str | None:
+    """The field of an alpaca row that another name means."""
+    close = difflib.get_close_matches(name.lower(), ALPACA, n=1, cutoff=0.85)
+    return OTHER_FIELDS.get(name.lower()) or (close[0] if close else None)
 
 
 FORMATS = {"alpaca": alpaca_messages, "messages": chat_messages}

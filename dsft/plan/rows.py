@@ -36,17 +36,19 @@ def scan(path: str | Path, format: str) -> tuple[int, str]:
     of `format`, each with its line.
     """
     content, sha256 = _read(path)
-    rows, problems = 0, []
-    for row in _rows(path, content):
+    rows, bad = 0, 0
+    problems: list[Problem] = []
+    for row in _rows(path, content, problems):
         rows += 1
         try:
             to_messages(format, row.value)
         except RowError as error:
+            bad += 1
             problems.append(Problem("bad-row", str(error), Where(str(path), row.line)))
-    if problems and len(problems) == rows:
+    if bad and len(problems) == bad == rows:
         raise DsftError(_other_format(path, content, format, problems[0]))
     if problems:
-        raise DsftError(shorten(problems))
+        raise DsftError(shorten(problems) if rows else problems[0])
     if not rows:
         raise failed("empty-data", "there are no rows", where=Where(str(path)))
     return rows, sha256
@@ -79,8 +81,9 @@ def read_rows(path: str | Path, sha256: str | None = None) -> Iterator[Row]:
     yield from _rows(path, content)
 
 
-def _rows(path: str | Path, content: bytes) -> Iterator[Row]:
-    return _array_rows(path, content) if _is_array(content) else _line_rows(path, content)
+def _rows(path: str | Path, content: bytes, unread: list[Problem] | None = None) -> Iterator[Row]:
+    """`unread` takes what is wrong with lines that cannot be read; without it the first such line is raised."""
+    return _array_rows(path, content) if _is_array(content) else _line_rows(path, content, unread)
 
 
 def _read(path: str | Path) -> tuple[bytes, str]:
@@ -99,18 +102,41 @@ def _is_array(content: bytes) -> bool:
     return content[:4096].lstrip().startswith(b"[")
 
 
-def _line_rows(path: str | Path, content: bytes) -> Iterator[Row]:
+def _line_rows(path: str | Path, content: bytes, unread: list[Problem] | None) -> Iterator[Row]:
     for number, line in enumerate(content.split(b"\n"), start=1):
         if not line.strip():
             continue
         try:
-            yield Row(number, json.loads(line.decode("utf-8")))
-        except UnicodeDecodeError as error:
-            raise _bad(path, number, "not-utf-8", f"byte {error.start + 1} of the line is not UTF-8") from error
-        except json.JSONDecodeError as error:
-            raise _bad(path, number, "data-syntax", f"not JSON: {error.msg}", error.colno) from error
-        except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets without end
-            raise _bad(path, number, "data-syntax", f"not JSON that can be read: {error}") from error
+            value = _value(path, number, line)
+        except DsftError as error:
+            if unread is None:
+                raise
+            unread += error.problems
+        else:
+            yield Row(number, value)
+
+
+def _value(path: str | Path, number: int, line: bytes) -> Any:
+    try:
+        return _DECODER.decode(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise _bad(path, number, "not-utf-8", f"byte {error.start + 1} of the line is not UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise _bad(path, number, "data-syntax", f"not JSON: {error.msg}", error.colno) from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets without end
+        raise _bad(path, number, "data-syntax", f"not JSON that can be read: {error}") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Raises ValueError where a key is said twice: of the two values one would be lost."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = next(key for at, (key, _) in enumerate(pairs) if key in dict(pairs[:at]))
+        raise ValueError(f'"{twice}" is said twice in an object')
+    return found
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
 def _array_rows(path: str | Path, content: bytes) -> Iterator[Row]:
@@ -119,7 +145,7 @@ def _array_rows(path: str | Path, content: bytes) -> Iterator[Row]:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise _bad(path, line, "not-utf-8", "the file is not UTF-8") from error
-    decoder, line, counted = json.JSONDecoder(), 1, 0
+    line, counted = 1, 0
 
     def skip(at: int) -> int:
         while at < len(text) and text[at] in SPACE:
@@ -135,7 +161,7 @@ def _array_rows(path: str | Path, content: bytes) -> Iterator[Row]:
     while text[at : at + 1] != "]":
         start = line_at(at)
         try:
-            value, at = decoder.raw_decode(text, at)
+            value, at = _DECODER.raw_decode(text, at)
         except json.JSONDecodeError as error:
             raise _bad(path, line_at(error.pos), "data-syntax", f"not JSON: {error.msg}", error.colno) from error
         except (ValueError, RecursionError) as error:  # as above

@@ -63,6 +63,18 @@ def test_what_changes_nothing_is_no_error(convert, row):
         (chat_messages, said({"content": "", "tool_calls": [{"id": "1"}]}), "message 2 calls a tool"),
         (chat_messages, said({"content": None, "function_call": {"name": "f"}}), "message 2 calls a tool"),
         (chat_messages, said({"weight": 0}), '"weight" of message 2 is 0'),
+        (chat_messages, said({"train": False}), '"train" of message 2 is false'),
+        (chat_messages, {"messages": CHAT, "weight": 0}, '"weight" of the row is 0'),
+        (alpaca_messages, {**ALPACA, "weight": 0.5}, '"weight" of the row is 0.5'),
+        (alpaca_messages, {**ALPACA, "inputt": "x"}, 'write "input"'),
+        (alpaca_messages, {**ALPACA, "system_prompt": "x"}, 'write "system"'),
+        (chat_messages, {"messages": [*CHAT, {"role": "asistant", "content": "x"}]}, 'write "assistant"'),
+        (chat_messages, {"messages": [*CHAT, {"role": "gpt", "content": "x"}]}, 'write "assistant"'),
+        (
+            chat_messages,
+            {"messages": [*CHAT, {"role": "narrator", "content": "x"}]},
+            "known are system, developer, user",
+        ),
         (chat_messages, said({"weight": 0.0}), '"weight" of message 2 is 0'),
         (chat_messages, said({"weight": 0.5}), '"weight" of message 2 is 0.5'),
         (chat_messages, said({"loss_weight": 0.0}), '"loss_weight" of message 2'),
@@ -104,3 +116,30 @@ def test_a_number_of_thousands_of_digits_is_bad_data_at_its_line(tmp_path, shape
     with pytest.raises(DsftError) as caught:
         scan(path, "alpaca")
     assert caught.value.problems[0].where.line == 1
+
+
+@pytest.mark.parametrize("shape", ["{}", "[{}]"])
+def test_a_key_said_twice_is_no_row(tmp_path, shape):
+    path = tmp_path / "rows"
+    path.write_text(shape.format('{"instruction": "a", "output": "b", "output": "c"}'))
+    with pytest.raises(DsftError, match='"output" is said twice'):
+        scan(path, "alpaca")
+
+
+def test_a_line_that_is_no_json_hides_no_other(tmp_path):
+    good = '{"instruction": "a", "output": "b"}'
+    path = tmp_path / "rows"
+    lines = [good, '{"a": 1}', "{bad", good, '{"b": 2}', "{bad too"]
+    path.write_bytes("\n".join(lines).encode() + b"\n\xff\n")
+    with pytest.raises(DsftError) as caught:
+        scan(path, "alpaca")
+    found = [(problem.kind, problem.where.line) for problem in caught.value.problems]
+    assert found == [("bad-row", 2), ("data-syntax", 3), ("bad-row", 5), ("data-syntax", 6), ("not-utf-8", 7)]
+
+
+def test_a_file_without_a_line_of_json_is_one_problem(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("instruction,output\n" + "a,b\n" * 20)
+    with pytest.raises(DsftError) as caught:
+        scan(path, "alpaca")
+    assert [(problem.kind, problem.where.line) for problem in caught.value.problems] == [("data-syntax", 1)]

@@ -189,8 +189,8 @@ def test_data_files_are_counted_and_hashed(workshop):
         (b"", None),
         (b"\n\n", None),
         (b"[]", None),
-        (b'{"a": 1}\n{"a": ', 2),
-        (b'{"a": 1}\n{"a": "\xe9"}', 2),
+        (b'{"instruction": "a", "output": "b"}\n{"a": ', 2),
+        (b'{"instruction": "a", "output": "b"}\n{"a": "\xe9"}', 2),
         (b"[1, 2", 1),
     ],
 )
