@@ -28,6 +28,7 @@ def plan_hosts(recipe: Recipe) -> tuple[Host, ...]:
     slots that it does not have, and for a recipe that says otherwise."""
     attempt = Attempt()
     hosts = attempt(_selected, recipe, attempt(_named, recipe))
+    attempt(_check_reachable, recipe, hosts)
     attempt(_check_processes, recipe, hosts)
     attempt(_check_nodes, recipe, hosts)
     attempt.raise_problems()
@@ -39,7 +40,8 @@ def _named(recipe: Recipe) -> tuple[Host, ...]:
     hostfile = recipe.get("cluster", "hostfile")
     if hostfile is None:
         return (Host("localhost", recipe.get("cluster", "processes_per_node") or 1),)
-    return read_hostfile(Path(hostfile), recipe.where("cluster", "hostfile"))
+    selects = recipe.said("cluster", "include") or recipe.said("cluster", "exclude")
+    return read_hostfile(Path(hostfile), recipe.where("cluster", "hostfile"), alike=not selects)
 
 
 def _selected(recipe: Recipe, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
@@ -71,6 +73,18 @@ def _selected(recipe: Recipe, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
                 help="all machines need the same number of slots",
             )
     return tuple(chosen)
+
+
+def _check_reachable(recipe: Recipe, hosts: tuple[Host, ...]) -> None:
+    """Every machine connects to the first by its name in the hostfile."""
+    itself = [host.name for host in hosts if host.name.lower() == "localhost" or host.name.startswith("127.")]
+    if itself and len(hosts) > 1:
+        raise refused(
+            "contradiction",
+            f"{itself[0]} is each machine itself, and the hostfile has {len(hosts)}",
+            where=recipe.where("cluster", "hostfile"),
+            help="name the machine as the others reach it",
+        )
 
 
 def _check_processes(recipe: Recipe, hosts: tuple[Host, ...]) -> None:
@@ -179,8 +193,8 @@ def check_precision(recipe: Recipe) -> None:
         )
 
 
-def read_hostfile(path: Path, asked_by: Where | None = None) -> tuple[Host, ...]:
-    """The hosts in a hostfile, all with the same slots. Raises DsftError with every wrong line."""
+def read_hostfile(path: Path, asked_by: Where | None = None, *, alike: bool = True) -> tuple[Host, ...]:
+    """The hosts in a hostfile, all with the same slots if they are to be `alike`. Raises DsftError with every wrong line."""
     text = read_text(path, str(path), what="hostfile", asked_by=asked_by)
     hosts: list[Host] = []
     problems: list[Problem] = []
@@ -205,7 +219,7 @@ def read_hostfile(path: Path, asked_by: Where | None = None) -> tuple[Host, ...]
         elif host.slots > MOST_SLOTS:
             message = f"{host.name} has {host.slots} slots: at most {MOST_SLOTS} processes on a machine"
             problems.append(Problem("out-of-range", message, where, "a slot is a GPU, or a process on CPUs"))
-        elif hosts and host.slots != hosts[0].slots:
+        elif alike and hosts and host.slots != hosts[0].slots:
             message = f"{host.name} has {host.slots} slots, and {hosts[0].name} has {hosts[0].slots}"
             problems.append(Problem("contradiction", message, where, "all machines need the same number of slots"))
         else:

@@ -107,3 +107,22 @@ def test_too_many_processes_do_not_hide_the_precision(workshop):
     training = COMPLETE["training"] | {"precision": "bf16"}
     found = kinds(workshop, cluster=fields, strategy={"type": "single"}, training=training)
     assert found == ["contradiction", "precision-device"]
+
+
+@pytest.mark.parametrize("names", [("localhost", "n2"), ("n1", "127.0.0.1"), ("n1", "LocalHost")])
+def test_the_machine_itself_is_none_of_several(workshop, names):
+    """Each of them would connect to itself, and wait."""
+    (workshop.folder / "hosts").write_text("".join(f"{name} slots=2\n" for name in names))
+    fields = {"device": "cpu", "hostfile": "hosts"}
+    assert kinds(workshop, cluster=fields) == ["contradiction"]
+    assert workshop.plan("training.per_device_train_batch_size=1", cluster=fields | {"include": names[0]})
+
+
+def test_a_machine_of_another_size_can_be_left_out(workshop):
+    hosts = "n1 slots=2\nn2 slots=2\nodd slots=4\n"
+    assert [host.name for host in cluster(workshop, hosts, exclude="odd").hosts] == ["n1", "n2"]
+    assert [host.slots for host in cluster(workshop, hosts, include="n1@odd:2,3").hosts] == [2, 2]
+    with pytest.raises(DsftError, match="odd has 4 slots, and n1 has 2"):
+        cluster(workshop, hosts)
+    with pytest.raises(DsftError, match="odd is left with 4 slots, and n1 with 2"):
+        cluster(workshop, hosts, include="n1@odd")
