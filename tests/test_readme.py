@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from workshop import WEIGHTS
+from workshop import TOKENIZER, WEIGHTS
 
 from dsft import cli, errors
 from dsft.compile import NAMES
@@ -67,6 +67,7 @@ def repository(tmp_path, monkeypatch) -> Path:
     model.mkdir(parents=True)
     (model / "config.json").write_text(configs["HuggingFaceTB/SmolLM2-135M"])
     (model / "pytorch_model.bin").write_bytes(WEIGHTS)
+    (model / "tokenizer.json").write_text(TOKENIZER)
     (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
     cached = tmp_path / "hub" / "models--Qwen--Qwen3-8B"  # as `hf download` leaves it
     (cached / "snapshots" / COMMIT).mkdir(parents=True)

@@ -41,6 +41,7 @@ CONFIG = {
 }
 
 
+TOKENIZER = '{"model": {}}'  # of no vocabulary that is looked at
 WEIGHTS = b"-"  # in PyTorch's own format, which dsft does not look into
 
 
@@ -58,6 +59,7 @@ class Workshop:
         path.mkdir(exist_ok=True)
         (path / "config.json").write_text(json.dumps(CONFIG | changes))
         (path / "pytorch_model.bin").write_bytes(WEIGHTS)
+        (path / "tokenizer.json").write_text(TOKENIZER)
         (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template} if template else {}))
         return path
 
@@ -68,6 +70,7 @@ class Workshop:
         path.mkdir(exist_ok=True)
         (path / "config.json").write_text(json.dumps(config))
         (path / "pytorch_model.bin").write_bytes(WEIGHTS)
+        (path / "tokenizer.json").write_text(TOKENIZER)
         (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
         return str(path)
 

@@ -131,8 +131,11 @@ def _contradictions(config: Mapping[str, Any], family: str, c: SimpleNamespace) 
     name = {"gpt2": "activation_function", "gemma2": "hidden_activation", "gemma3_text": "hidden_activation"}.get(
         family, "hidden_act"
     )
-    if name in config and config[name] not in ACTIVATIONS:
+    if name in config and not (isinstance(config[name], str) and config[name] in ACTIVATIONS):
         yield f'"{name}": {_short(config[name])}, and transformers has no such function', _nearest(config[name])
+    yield from _numbers(config)
+    if config.get("return_dict") is False:
+        yield '"return_dict": false, and without it a model computes no loss', 'remove "return_dict"'
     experts, chosen = getattr(c, "num_local_experts", 0), getattr(c, "num_experts_per_tok", 0)
     if chosen > experts:
         yield f"that each token goes to {chosen} of {experts} experts", None
@@ -144,6 +147,23 @@ def _contradictions(config: Mapping[str, Any], family: str, c: SimpleNamespace) 
         yield f"{c.num_hidden_layers} layers, and lists the types of {len(layers)}", None
     if family not in ("gpt2", "gemma3_text"):  # gemma3_text has one entry for each type of layer
         yield from _rope(config.get("rope_parameters") or config.get("rope_scaling"), family)
+
+
+def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
+    for name, (least, beyond) in _NUMBERS.items():
+        value = config.get(name, least)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not least <= value < beyond:
+            said = "a number from 0 to below 1" if beyond == 1 else "a number above 0"
+            yield f'"{name}": {_short(value)}, and it is {said}', None
+
+
+_TINY = 1e-300  # above 0
+# Fields of the configurations of transformers -> from where, and up to below where, they can be.
+_NUMBERS: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"), (_TINY, float("inf"))),
+    **dict.fromkeys(("attention_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "hidden_dropout"), (0, 1)),
+}
 
 
 def _rope(entry: Any, family: str) -> Iterator[tuple[str, str | None]]:

@@ -18,7 +18,7 @@ from dsft.plan.buildable import check_buildable, check_known
 from dsft.plan.families import Layout, complete, layout
 from dsft.plan.headers import Gguf, Tensor, Weights, read_gguf, read_index, read_weights
 from dsft.plan.stored import check_stored, layer_sizes, linear_shapes
-from dsft.plan.tokenizer import last_id
+from dsft.plan.tokenizer import is_whole, last_id
 from dsft.plan.window import sliding_window
 from dsft.recipe.load import nearby
 
@@ -143,6 +143,9 @@ def _folder_facts(folder: Path, trusted: bool, where: Where | None, *, cached: b
     check_known(config, folder, trusted, where)
     weights = None if cached and _lacks_shards(folder) else read_weights(folder, where=where)
     _refuse_quantized(folder, config, weights, where)
+    if not is_whole(folder):
+        message = f"{folder / 'tokenizer.json'} is cut off, or no tokenizer"
+        raise refused("model-damaged", message, where=where, help=_AGAIN)
     found = layout(config, where=where)
     if found is not None:
         if weights is not None:
@@ -398,18 +401,32 @@ def _gguf_config(gguf: Gguf) -> dict[str, Any]:
 
 def _has_chat_template(folder: Path, where: Where | None) -> bool | None:
     """Whether transformers finds a default chat template: a file of its own, or in tokenizer_config.json."""
-    if os.path.isfile(folder / "chat_template.jinja") or os.path.isfile(
-        folder / "additional_chat_templates/default.jinja"
-    ):
-        return True
     config = folder / "tokenizer_config.json"
-    if os.path.isfile(config):
-        template = _read_json(config, where).get("chat_template")
+    said = _read_json(config, where) if os.path.isfile(config) else None
+    for name in ("chat_template.jinja", "additional_chat_templates/default.jinja"):
+        if os.path.isfile(folder / name):
+            _check_own_template(folder / name, where)
+            return True
+    if said is not None:
+        template = said.get("chat_template")
         if isinstance(template, list):  # several by name
             return any(isinstance(one, Mapping) and one.get("name") == "default" for one in template)
         return isinstance(template, str) or (isinstance(template, Mapping) and "default" in template)
     tokenizers = ("tokenizer.json", "tokenizer.model", "vocab.json")
     return False if any(os.path.isfile(folder / name) for name in tokenizers) else None
+
+
+def _check_own_template(path: Path, where: Where | None) -> None:
+    """Only what is told at a glance: the rest costs an import, and is seen when the tokenizer is loaded."""
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise refused("model-damaged", f"{path} cannot be read: {error}", where=where, help=_AGAIN) from None
+    if "messages" not in text:
+        raise refused("model-damaged", f"{path} does not write the messages", where=where, help=_AGAIN)
+
+
+_AGAIN = "copy or download the file again"
 
 
 def _read_json(path: Path, where: Where | None) -> dict[str, Any]:
@@ -419,9 +436,7 @@ def _read_json(path: Path, where: Where | None) -> dict[str, Any]:
         raise refused("unreadable-file", f"cannot read {path}: {error.strerror or error}", where=where) from None
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise refused(
-            "model-damaged", f"{path} is no JSON: {reason}", where=where, help="copy or download the file again"
-        ) from None
+        raise refused("model-damaged", f"{path} is no JSON: {reason}", where=where, help=_AGAIN) from None
     if not isinstance(read, dict):
-        raise refused("model-damaged", f"{path} is no JSON object", where=where, help="copy or download the file again")
+        raise refused("model-damaged", f"{path} is no JSON object", where=where, help=_AGAIN)
     return read

@@ -16,7 +16,7 @@ from dsft.recipe.load import nearby
 from dsft.recipe.record import Recipe, Unusable
 
 HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?")
-TOKENIZERS = ("tokenizer", "vocab", "spiece", "sentencepiece")  # how their files' names start
+TOKENIZERS = ("tokenizer.", "vocab", "spiece", "sentencepiece")  # how their files' names start
 WITHOUT_SDPA = {"gemma2"}  # model types whose `_supports_sdpa` is False in transformers 5
 
 _INSTEAD = {

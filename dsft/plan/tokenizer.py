@@ -10,6 +10,17 @@ _LAST_ID = re.compile(rb":\s*([0-9]{1,10})\s*$")
 _ID = re.compile(rb'"id"\s*:\s*([0-9]{1,10})')
 
 
+def is_whole(folder: Path) -> bool:
+    """Whether tokenizer.json, if there is one, begins and ends as one does: a copy may have been cut off."""
+    try:
+        text = (folder / "tokenizer.json").read_bytes().strip()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return text.startswith(b"{") and text.endswith(b"}") and b'"model"' in text
+
+
 def last_id(folder: Path) -> int | None:
     """The last id of the vocabulary in tokenizer.json; None where there is none, of another kind than byte pair
     encoding, or where a token added later has it, which text need not ever be made into.

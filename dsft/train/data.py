@@ -95,6 +95,10 @@ def _encode(rows: list[tuple[DataFile, Row]], tokenizer: PreTrainedTokenizerBase
             continue
         columns["input_ids"].append(ids[:max_length])
         columns["labels"].append(labels[:max_length])
+    if problems and len(problems) == len(rows) and len({problem.message for problem in problems}) == 1:
+        raise failed(
+            "bad-row", f"none of the {len(rows)} rows can be used: {problems[0].message}", where=problems[0].where
+        )
     if problems:
         raise DsftError(shorten(problems), exit_code=EXIT_FAILED)
     # The first token is predicted from nothing: a label there teaches nothing.
@@ -144,6 +148,9 @@ def _assistant_spans(
             raise RowError("the chat template changes earlier turns when later ones follow: turns cannot be located")
         turn = until[len(before) :].rstrip()  # white space after the end of a turn is the next turn's
         said = message["content"].rstrip()
+        last = said.rpartition("\n")[2].strip()  # a template may leave out thoughts before it
+        if last not in turn:
+            raise RowError("the chat template does not write what the assistant says: it would not be learned")
         if not turn or (said and turn.endswith(said)):
             raise RowError("the chat template ends an assistant turn with nothing: the model would not learn to stop")
         yield len(before), len(before) + len(turn)
@@ -160,3 +167,5 @@ def _render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], 
         return tokenizer.apply_chat_template(messages, tokenize=False, **options)
     except TemplateError as error:
         raise RowError(f"the chat template refuses it: {error}") from error
+    except Exception as error:  # of an expression in the template: anything
+        raise RowError(f"the chat template fails on it: {type(error).__name__}: {error}") from error

@@ -131,3 +131,30 @@ def test_every_contradiction_is_told_at_once(tmp_path):
     with pytest.raises(DsftError) as error:
         read_facts(str(tmp_path))
     assert len(error.value.problems) == 4
+
+
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [
+        ("llama", {"rms_norm_eps": "1e-6"}),
+        ("llama", {"rms_norm_eps": -1}),
+        ("qwen3", {"rms_norm_eps": None}),
+        ("llama", {"attention_dropout": 2.0}),
+        ("llama", {"attention_dropout": "0"}),
+        ("gpt2", {"attn_pdrop": 2.0}),
+        ("gpt2", {"resid_pdrop": "x"}),
+        ("phi", {"layer_norm_eps": "x"}),
+        ("llama", {"hidden_act": ["silu"]}),
+        ("llama", {"return_dict": False}),
+    ],
+    ids=str,
+)
+def test_a_value_of_the_wrong_kind(tmp_path, family, said):
+    config = config_of(family, said | {name: None for name in said}) | said
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(DsftError) as caught:
+        read_facts(str(tmp_path))
+    assert all(
+        problem.kind == "model-config" and next(iter(said)) in problem.message for problem in caught.value.problems
+    )
+    assert not computes(config)

@@ -391,20 +391,23 @@ def test_shards_still_to_be_downloaded(tmp_path, monkeypatch):
     assert problem.kind == "model-incomplete"
 
 
+WHOLE = '{"model": {}}'
+
+
 @pytest.mark.parametrize(
     ("files", "there"),
     [
         ({}, None),
-        ({"tokenizer.json": "{}"}, False),
+        ({"tokenizer.json": WHOLE}, False),
         ({"tokenizer_config.json": {}}, False),
         ({"tokenizer_config.json": {"chat_template": None}}, False),
         ({"tokenizer_config.json": {"chat_template": "{{ x }}"}}, True),
         ({"tokenizer_config.json": {"chat_template": [{"name": "default", "template": "x"}]}}, True),
         ({"tokenizer_config.json": {"chat_template": [{"name": "rag", "template": "x"}]}}, False),
         ({"tokenizer_config.json": {"chat_template": [3]}}, False),
-        ({"chat_template.jinja": "x"}, True),
-        ({"tokenizer.json": "{}", "additional_chat_templates/rag.jinja": "x"}, False),
-        ({"tokenizer.json": "{}", "additional_chat_templates/default.jinja": "x"}, True),
+        ({"chat_template.jinja": "{{ messages }}"}, True),
+        ({"tokenizer.json": WHOLE, "additional_chat_templates/rag.jinja": "x"}, False),
+        ({"tokenizer.json": WHOLE, "additional_chat_templates/default.jinja": "messages"}, True),
     ],
 )
 def test_chat_template(tmp_path, files, there):
@@ -413,6 +416,32 @@ def test_chat_template(tmp_path, files, there):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
     assert read_facts(path).chat_template is there
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", ""),
+        ("tokenizer.json", "{}"),
+        ("tokenizer.json", WHOLE[:-2]),
+        ("chat_template.jinja", ""),
+        ("chat_template.jinja", "hello"),
+        ("chat_template.jinja", "messages \N{LATIN SMALL LETTER E WITH ACUTE}"),
+    ],
+)
+def test_broken_files_of_the_tokenizer(tmp_path, name, content):
+    path = write_folder(tmp_path, LLAMA)
+    (tmp_path / name).write_bytes(content.encode("latin-1"))
+    (problem,) = problems(path)
+    assert problem.kind == "model-damaged" and name in problem.message
+
+
+def test_a_broken_tokenizer_config_beside_a_template_of_its_own(tmp_path):
+    path = write_folder(tmp_path, LLAMA)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    (tmp_path / "tokenizer_config.json").write_text("{,}")
+    (problem,) = problems(path)
+    assert "tokenizer_config.json" in problem.message
 
 
 def test_broken_tokenizer_config(tmp_path):

@@ -145,8 +145,8 @@ def test_adapters_on_experts_have_no_dropout(workshop):
     ("gone", "said"),
     [
         (["pytorch_model.bin"], "has no weights:"),
-        (["tokenizer_config.json"], "has no tokenizer:"),
-        (["pytorch_model.bin", "tokenizer_config.json"], "has no weights and no tokenizer:"),
+        (["tokenizer.json"], "has no tokenizer:"),
+        (["pytorch_model.bin", "tokenizer.json"], "has no weights and no tokenizer:"),
     ],
 )
 def test_a_folder_that_can_only_be_planned(workshop, gone, said):

@@ -274,7 +274,7 @@ FILES = {
     "model.safetensors": HEADER + b"\0" * 1000,
     "model.safetensors.index.json": INDEX.encode(),
     "tokenizer_config.json": TOKENIZER.encode(),
-    "tokenizer.json": b"{}",
+    "tokenizer.json": b'{"model": {}}',
     "adapter_config.json": b"{}",
     "model.gguf": GGUF,
 }
