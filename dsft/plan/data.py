@@ -6,7 +6,7 @@ import os
 from fractions import Fraction
 from pathlib import Path as FilePath
 
-from dsft.errors import DsftError, Problem, Where, refused
+from dsft.errors import DsftError, Problem, refused
 from dsft.plan.attempt import Attempt
 from dsft.plan.record import Data, DataFile
 from dsft.plan.rows import scan
@@ -80,43 +80,7 @@ def _chat_template(recipe: Recipe) -> str | None:
         return None
     where = recipe.where("data", "chat_template")
     text = read_text(FilePath(path), path, what="chat template", asked_by=where)
-    if not text.strip():
-        raise refused("not-a-chat-template", f"the chat template {path} is empty", where=where, help=_TEMPLATE)
-    if "messages" not in _variables(text, path):
-        message = f"the chat template {path} does not write the messages"
-        raise refused("not-a-chat-template", message, where=where, help=_TEMPLATE)
+    from dsft.plan.template import check_template  # with jinja2, which takes time, and few recipes name a template
+
+    check_template(text, path, where)
     return text
-
-
-_TEMPLATE = "a chat template is Jinja that writes each of `messages` out, its role and its content"
-
-
-def _variables(text: str, path: str) -> set[str]:
-    """The names that a template is given. Parses it with the extensions that transformers gives a chat template: loops with `break`, and `generation`."""
-    from jinja2 import Environment, TemplateSyntaxError  # takes a tenth of a second, and few recipes name a template
-    from jinja2.ext import Extension
-    from jinja2.meta import find_undeclared_variables
-
-    class Generation(Extension):
-        tags = {"generation"}  # noqa: RUF012  as jinja2 declares it
-
-        def parse(self, parser):
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation])
-    try:
-        return find_undeclared_variables(environment.parse(text))
-    except TemplateSyntaxError as error:
-        where = _line(text, error.lineno, path)
-        message = f"the template is no Jinja: {error.message}"
-    except RecursionError:
-        where, message = Where(path), "the template is nested too deeply"
-    raise refused("not-a-chat-template", message, where=where, help=_TEMPLATE)
-
-
-def _line(text: str, number: int, path: str) -> Where:
-    lines = text.splitlines()
-    line = lines[number - 1] if 0 < number <= len(lines) else ""
-    code = line.strip()
-    return Where.in_line(path, number, 1 + len(line) - len(line.lstrip()), line, max(1, len(code)))

@@ -168,7 +168,19 @@ def test_a_folder_that_can_only_be_planned(workshop, gone, said):
         ("{{ m | }}", 1, "expected token"),
         (" \n", None, "is empty"),
         ("", None, "is empty"),
-        ("{{ message.content }}", None, "does not write the messages"),
+        ("{{ message.content }}", None, "'message' is undefined"),
+        ("{% if messages %}hello{% endif %}", None, "does not write the messages"),
+        ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", None, "assistant's messages"),
+        (
+            "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}",
+            None,
+            "ends an answer with nothing",
+        ),
+        ("{% for m in messages %}{{ m.content + 1 }}{% endfor %}", None, "TypeError"),
+        ("{{ messages }}{{ 1 / 0 }}", None, "ZeroDivisionError"),
+        ("{{ messages }}{% include 'x' %}", None, "fails"),
+        ("{{ messages }}{{ foo(messages) }}", None, "'foo' is undefined"),
+        ("{{ messages }}{% if messages is foo %}{% endif %}", None, "foo"),
     ],
 )
 def test_a_broken_chat_template(workshop, text, line, words):
@@ -183,6 +195,19 @@ def test_a_broken_chat_template(workshop, text, line, words):
 
 def test_a_chat_template_with_all_that_transformers_allows(workshop):
     text = "{% for m in messages %}{% if m.x %}{% break %}{% endif %}{% generation %}{{ m }}{% endgeneration %}{% endfor %}"
+    (workshop.folder / "chat.jinja").write_text(text)
+    workshop.plan(data=COMPLETE["data"] | {"chat_template": "chat.jinja"})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ bos_token + '' }}{% for m in messages %}{{ m.role + m.content + eos_token }}{% endfor %}",
+        "{% if messages[0].role != 'system' %}{{ raise_exception('no system') }}{% endif %}{{ messages }}",
+        "{{ strftime_now('%Y') }}{% if tools %}{{ tools | tojson(indent=4) }}{% endif %}{{ messages | tojson }}",
+    ],
+)
+def test_what_a_chat_template_may_do(workshop, text):
     (workshop.folder / "chat.jinja").write_text(text)
     workshop.plan(data=COMPLETE["data"] | {"chat_template": "chat.jinja"})
 

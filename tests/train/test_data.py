@@ -64,6 +64,23 @@ def test_a_template_that_ends_turns_with_nothing_is_refused():
         encode(CHAT, tiny.tokenizer(template=template))
 
 
+def test_a_template_that_leaves_the_answer_out_is_refused():
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% else %}X<|im_end|>{% endif %}{% endfor %}"
+    )
+    with pytest.raises(RowError, match="does not write what the assistant says"):
+        encode(CHAT, tiny.tokenizer(template=template))
+
+
+def test_a_template_that_fails_says_so_once(tmp_path):
+    template = "{% for m in messages %}{{ m.content + 1 }}{% endfor %}"
+    data = tiny.write_rows(tmp_path / "rows.json", 8)
+    with pytest.raises(DsftError) as caught:
+        load_examples(tiny.plan(tmp_path, data, tmp_path), tiny.tokenizer(template=template))
+    (problem,) = caught.value.problems
+    assert problem.message.startswith("none of the 8 rows can be used: the chat template fails on it: TypeError")
+
+
 def test_an_ending_of_nothing_is_found_though_the_turn_starts_on_a_new_line():
     template = (
         "{% for m in messages %}{{ '### ' + m['role'] + ':\n' + m['content'] + '\n' }}{% endfor %}"
