@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import errno
 import io
 import json
 import os
@@ -19,6 +20,7 @@ from typing import Any
 import dsft
 from dsft.errors import EXIT_FAILED, EXIT_INTERRUPTED, DsftError, Problem, refused
 
+_OF_OUTPUT = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)  # a write can fail with
 MOST_NODES = 10_000  # that `dsft plan --nodes` lays a job out for
 
 
@@ -35,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except Exception as error:
-        if isinstance(error, OSError) and error.filename is None and sys.stdout:
+        if isinstance(error, OSError) and error.errno in _OF_OUTPUT and error.filename is None and sys.stdout:
             # Standard output: what is left in its buffer would fail once more at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             if not isinstance(error, BrokenPipeError):  # whose reader has gone (`dsft schema | head`)

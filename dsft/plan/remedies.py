@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 
 from dsft.plan import record
@@ -37,28 +38,55 @@ def way_line(way: Way) -> str:
 
 def _changes(job: Job, said: Said) -> Iterator[tuple[str, Way]]:
     """More GPUs, fewer processes on each, a shorter length, LoRA: what would do, and by which way."""
-    for cluster in _larger(job.cluster):
-        way = _fitting(dataclasses.replace(job, cluster=cluster), said)
-        if way:
-            yield (
-                f"{count(len(cluster.hosts), 'machine', 'machines')} with {cluster.processes_per_node} {cluster.gpu} each",
-                way,
-            )
-            break
+    more = _more_gpus(job, said)
+    if more:
+        yield more
     fewer = _fewer_processes(job, said)
     if fewer:
         processes, gib, way = fewer
-        whole = (
-            f', and "memory_gib": {gib} in "cluster", for it to be a whole machine' if job.host_memory is None else ""
-        )
+        assumed = job.host_memory is None and job.cluster.device == "cuda"
+        whole = f', and "memory_gib": {gib} in "cluster", for it to be a whole machine' if assumed else ""
         yield f"{count(processes, 'process', 'processes')} on each machine{whole}", way
     shorter = _shorter(job, said)
     if shorter:
         yield f'"max_length": {shorter[0]}', shorter[1]
-    if job.method.type == "full":
+    if job.method.type == "lora":
+        yield from itertools.islice(_smaller_ranks(job, said), 1)
+    else:
         way = _fitting(dataclasses.replace(job, method=LORA), said)
         if way:
             yield '"method": {"type": "lora"}', way
+
+
+def _more_gpus(job: Job, said: Said) -> tuple[str, Way] | None:
+    """The fewest that fit with the batch as it is; or, where none divides it, with a larger batch."""
+    larger = [dataclasses.replace(job, cluster=cluster) for cluster in _larger(job.cluster)]
+    doubled = [each for each in larger if len(each.cluster.hosts).bit_count() == 1]
+    for each in (*larger, *(_divisible(each, said) for each in doubled)):
+        way = _fitting(each, said)
+        if way:
+            machines = count(len(each.cluster.hosts), "machine", "machines")
+            text = f"{machines} with {each.cluster.processes_per_node} {each.cluster.gpu} each"
+            batch = each.global_batch_size
+            return text + (f' and "global_batch_size": {batch}' if batch != job.global_batch_size else ""), way
+    return None
+
+
+def _divisible(job: Job, said: Said) -> Job:
+    """The job with the next larger batch that its processes can divide."""
+    part = len(job.cluster.hosts) * job.cluster.processes_per_node * (said.per_device or 1) * (said.accumulation or 1)
+    both = said.per_device and said.accumulation
+    return dataclasses.replace(job, global_batch_size=part if both else -(-job.global_batch_size // part) * part)
+
+
+def _smaller_ranks(job: Job, said: Said) -> Iterator[tuple[str, Way]]:
+    """Halves of LoRA's r that fit, the largest first."""
+    r = job.method.r // 2
+    while r:
+        way = _fitting(dataclasses.replace(job, method=dataclasses.replace(job.method, r=r)), said)
+        if way:
+            yield f'"r": {r}', way
+        r //= 2
 
 
 def _fitting(job: Job, said: Said) -> Way | None:
@@ -85,16 +113,20 @@ def _larger(cluster: record.Cluster) -> Iterator[record.Cluster]:
 
 
 def _fewer_processes(job: Job, said: Said) -> tuple[int, int, Way] | None:
-    """The most on each machine that fit, where its own memory is what is lacking: each process loads the model there.
-    With the memory of the same machine in GiB: with fewer GPUs, less is taken to be there."""
+    """The most on each machine that fit, where its own memory is what is lacking: each process loads the model there, and on
+    CPUs has all else there too. With the memory of the same machine in GiB: with fewer GPUs, less is taken to be there."""
     ways = open_ways(said, job.cluster, job.global_batch_size)
-    if not any(outlook(job, way).lacks == "host memory" for way in ways):
+    before, on_cpu = job.cluster.processes_per_node, job.cluster.device == "cpu"
+    if not on_cpu and not any(outlook(job, way).lacks == "host memory" for way in ways):
         return None
-    gib = int(host_memory(job) // GIB)
-    memory = gib * GIB if job.host_memory is None else job.host_memory
-    for processes in range(job.cluster.processes_per_node - 1, 0, -1):
-        smaller = dataclasses.replace(job.cluster, processes_per_node=processes)
-        way = _fitting(dataclasses.replace(job, cluster=smaller, host_memory=memory), said)
+    memory = job.capacity * before if on_cpu else host_memory(job)
+    gib = int(memory // GIB)
+    if job.host_memory is None and not on_cpu:
+        memory = gib * GIB
+    for processes in range(before - 1, 0, -1):
+        cluster = dataclasses.replace(job.cluster, processes_per_node=processes)
+        capacity = memory // processes if on_cpu else job.capacity
+        way = _fitting(dataclasses.replace(job, cluster=cluster, capacity=capacity, host_memory=memory), said)
         if way:
             return processes, gib, way
     return None

@@ -58,6 +58,8 @@ def best_of_each(comparison: Comparison) -> Iterator[Outlook]:
             if best == chosen:
                 continue
         yield best
+    if chosen and strategy_name(chosen.way.strategy) not in by_strategy:
+        yield chosen  # one that only a recipe asks for
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
@@ -100,8 +102,14 @@ def _row(outlook: Outlook, capacity: int, chosen: bool) -> tuple[str, ...]:
         f"{memory.device / capacity:.0%}",
         "" if outlook.seconds is None else f"{outlook.seconds:.2f}",
         shown_size(memory.host) if memory.host else "",
-        "chosen" if chosen else f"too little {outlook.lacks}" if outlook.lacks else "",
+        "chosen" if chosen else _lack(outlook, capacity),
     )
+
+
+def _lack(outlook: Outlook, capacity: int) -> str:
+    if outlook.lacks == "device memory" and outlook.memory.device <= capacity:
+        return f"leaves less than {RESERVE:.0%} free"
+    return f"too little {outlook.lacks}" if outlook.lacks else ""
 
 
 def _largest_first(outlook: Outlook) -> list[tuple[str, int]]:
