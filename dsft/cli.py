@@ -182,9 +182,9 @@ def explain(arguments: argparse.Namespace) -> None:
 
 def describe(plan) -> str:
     """The plan in one line."""
-    from dsft.plan.describe import batch_line
+    from dsft.plan.describe import batch_line, count
 
-    return f"{strategy_line(plan)}; {batch_line(plan.batch)}; {plan.training.total_updates} updates"
+    return f"{strategy_line(plan)}; {batch_line(plan.batch)}; {count(plan.training.total_updates, 'update', 'updates')}"
 
 
 def summary(plan, artifacts, directory: Path) -> str:

@@ -249,6 +249,13 @@ def _method(recipe: Recipe) -> record.Method:
 def _plan_checkpoint(recipe: Recipe, cwd: Path) -> record.Checkpoint:
     said = recipe.get("checkpoint", "output_dir")
     output_dir = said or str(Path(os.path.abspath(cwd)) / "runs" / recipe.get("name"))
+    too_long = next((name for name in Path(output_dir).parts if len(os.fsencode(name)) > 255), None)
+    if too_long:
+        raise refused(
+            "not-a-directory",
+            f"a folder's name has at most 255 bytes, and {too_long[:20]}… has {len(os.fsencode(too_long))}",
+            where=recipe.where("checkpoint", "output_dir"),
+        )
     for folder in (Path(output_dir), *Path(output_dir).parents):
         if os.path.exists(folder):  # unlike Path.exists, no error for a name that is too long
             if not folder.is_dir():
@@ -257,7 +264,20 @@ def _plan_checkpoint(recipe: Recipe, cwd: Path) -> record.Checkpoint:
                     f"{folder} is a file; results need a directory there",
                     where=recipe.where("checkpoint", "output_dir"),
                 )
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise refused(
+                    "cannot-write",
+                    f"{folder} is not writable, and results go into it",
+                    where=recipe.where("checkpoint", "output_dir"),
+                    help="choose another output_dir",
+                )
             break
+        if os.path.islink(folder):
+            raise refused(
+                "not-a-directory",
+                f"{folder} is a link to {os.path.realpath(folder)}, which is not there; results need a directory",
+                where=recipe.where("checkpoint", "output_dir"),
+            )
     return record.Checkpoint(
         output_dir=output_dir,
         save_updates=recipe.get("checkpoint", "save_steps"),

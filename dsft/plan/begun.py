@@ -26,7 +26,9 @@ def is_begun(plan: Plan) -> bool:
     """
     folder = Path(plan.checkpoint.output_dir)
     before = folder / RECORD
-    begun = [name for name in ("adapter", "model", "checkpoints", METRICS) if os.path.exists(folder / name)]
+    begun = [
+        name for name in ("adapter", "model", "checkpoints", METRICS, "config.json") if os.path.exists(folder / name)
+    ]
     if not begun:
         return False  # a run that failed before its first update binds nobody
     if not os.path.isfile(before):

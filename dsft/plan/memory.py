@@ -463,7 +463,11 @@ def gathered(facts: ModelFacts, work: Workload) -> float:
     """Weights that are whole for computing. FSDP: embeddings and head, the layer at work and the next one; without
     resharding all. ZeRO-3: all, up to stage3_max_live_parameters."""
     root = root_parameters(facts, work)
-    if weight_shards(work) == work.tensor_parallel and not work.offload_weights:
+    # FSDP makes a copy in one process too, where it computes in another dtype.
+    casts_whole = work.engine == "fsdp" and work.compute_bytes != (
+        work.trained_bytes if work.full else work.frozen_bytes
+    )
+    if weight_shards(work) == work.tensor_parallel and not work.offload_weights and not casts_whole:
         return 0
     per_weight = whole_weights(facts, work) / facts.parameters if work.quantized else work.compute_bytes
     if work.engine == "deepspeed":

@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterator
 from fractions import Fraction
 
-from dsft.errors import Problem, refused
+from dsft.errors import DsftError, Problem
 from dsft.plan.record import Batch, Data, Training
 from dsft.recipe.record import Recipe, Unusable
+from dsft.recipe.rules import too_much_warmup
 
 
 def plan_training(recipe: Recipe, batches: tuple[Batch, ...], data: Data) -> Training:
@@ -27,13 +28,9 @@ def plan_training(recipe: Recipe, batches: tuple[Batch, ...], data: Data) -> Tra
     by_ratio = min(warmup(total_updates, said("warmup_ratio") or 0.0), total_updates - 1)
     warmup_updates = said("warmup_steps") or by_ratio
     if warmup_updates >= total_updates:
-        raise refused(
-            "out-of-range",
-            f"{warmup_updates} warm-up updates, and training has {total_updates}: "
-            "the learning rate would never get to its height",
-            where=recipe.where("training", "warmup_steps"),
-            help=f"at most {total_updates - 1}, or warmup_ratio in its place",
-        )
+        if total_updates == said("max_steps"):
+            raise Unusable  # as a rule of the recipe reports
+        raise DsftError([too_much_warmup(recipe, warmup_updates, total_updates)])
     return Training(
         updates_per_epoch=updates_per_epoch,
         total_updates=total_updates,

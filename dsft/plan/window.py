@@ -12,6 +12,7 @@ from typing import Any
 _WITHOUT = {"llama", "granite", "olmo2", "gemma", "phi", "gpt2", "gpt_neox"}  # whatever their config.json says
 _EVERY_LAYER = {"mistral", "mixtral", "phi3", "starcoder2", "qwen3_moe"}  # these do not look at layer_types
 _SWITCHED = {"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"}  # by use_sliding_window
+_UNSWITCHED = {"mistral", "gemma2", "gemma3_text"}  # whatever use_sliding_window says
 # Of the configuration classes, where config.json leaves them out.
 _WINDOWS = {
     "mistral": 4096, "qwen2": 4096, "qwen2_moe": 4096, "qwen3": 4096, "qwen3_moe": 4096, "gemma2": 4096,
@@ -26,7 +27,7 @@ def sliding_window(config: Mapping[str, Any], layers: int) -> tuple[int | None, 
     """Tokens of the window, and how many of `layers` have it; (None, 0) where no layer has one."""
     family = str(config.get("model_type"))
     window = config.get("sliding_window", _WINDOWS.get(family))
-    switched = config.get("use_sliding_window", family not in _SWITCHED)
+    switched = family in _UNSWITCHED or config.get("use_sliding_window", family not in _SWITCHED)
     if family in _WITHOUT or not switched or type(window) is not int or window <= 0:
         return None, 0
     windowed = sum(_has_window(config, family, number) for number in range(layers))

@@ -56,7 +56,7 @@ class Workload:
     zero_live: int = ZERO_LIVE
     zero_group: int = ZERO_GROUP
     zero_hpz: int = 1  # ranks over which stage 3 splits a second copy of the weights, for the backward pass; 1: none
-    overlap_comm: bool = True  # else computing waits for each collective; DeepSpeed's default below stage 3
+    overlap_comm: bool = True  # else computing waits for each collective, as by default in DeepSpeed below stage 3
     communication_bytes: int = BF16  # deepspeed: of a gradient on its way
     offload_optimizer: bool = False
     offload_weights: bool = False
@@ -140,7 +140,7 @@ def workload_of(job: Job, way: Way) -> Workload:
         zero_bucket=int(zero.get("reduce_bucket_size", ZERO_BUCKET)),
         zero_live=int(zero.get("stage3_max_live_parameters", ZERO_LIVE)),
         zero_group=int(zero.get("sub_group_size", ZERO_GROUP)),
-        zero_hpz=int(zero.get("zero_hpz_partition_size", 1)),
+        zero_hpz=min(int(zero.get("zero_hpz_partition_size", 1)), way.batch.world_size),
         overlap_comm=bool(zero.get("overlap_comm", way.strategy.zero_stage not in (1, 2))),
         communication_bytes=FP32,  # as the compiler writes communication_data_type
         offload_optimizer=way.strategy.offload_optimizer == "cpu" or bool(way.strategy.cpu_offload),

@@ -50,6 +50,22 @@ def one_warmup(recipe: Recipe) -> Iterator[Problem]:
         )
 
 
+def warmup_within_steps(recipe: Recipe) -> Iterator[Problem]:
+    """Told without the data; epochs are looked at when its rows are counted."""
+    warmup, steps = recipe.get("training", "warmup_steps"), recipe.get("training", "max_steps")
+    if warmup is not None and steps is not None and warmup >= steps:
+        yield too_much_warmup(recipe, warmup, steps)
+
+
+def too_much_warmup(recipe: Recipe, warmup: int, updates: int) -> Problem:
+    return Problem(
+        "out-of-range",
+        f"{warmup} warm-up updates, and training has {updates}: the learning rate would never get to its height",
+        recipe.where("training", "warmup_steps"),
+        f"at most {updates - 1}, or warmup_ratio in its place",
+    )
+
+
 def evaluation_has_data(recipe: Recipe) -> Iterator[Problem]:
     if recipe.get("training", "eval_steps") is not None and recipe.get("data", "eval") is None:
         yield Problem(
@@ -98,6 +114,7 @@ def flash_attention_runs(recipe: Recipe) -> Iterator[Problem]:
                     recipe.where("model", "attn_implementation"),
                     f'write "sdpa", or "{path[-1]}": "{needed}"',
                 )
+                return
 
 
 def gpu_without_gpus(recipe: Recipe) -> Iterator[Problem]:
@@ -174,6 +191,7 @@ RULES = (
     length_of_training,
     one_warmup,
     evaluation_has_data,
+    warmup_within_steps,
     usual_learning_rate,
     flash_attention_is_installed,
     flash_attention_runs,

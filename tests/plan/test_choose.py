@@ -242,3 +242,27 @@ def test_differences_below_what_estimates_tell_do_not_count(workshop, job):
     assert fastest([outlook, much]) is much
     assert fastest([dataclasses.replace(outlook, lacks="device memory"), much]) is much
     assert fastest([dataclasses.replace(outlook, lacks="host memory")]) is None
+
+
+def test_more_machines_with_a_batch_that_they_can_divide(workshop, job):
+    """No more than six processes can divide six rows."""
+    changes = {"cluster": {"memory_gib": 116}, "training": {"precision": "fp32"}}
+    problem = refusal(workshop, job("meta-llama/Llama-3.2-3B", "t4", 1, 6, rows=6, **changes))
+    machines, batch = re.search(r'(\d+) machines with 8 t4 each and "global_batch_size": (\d+)', problem.help).groups()
+    workshop.plan(**job("meta-llama/Llama-3.2-3B", "t4", int(machines), 8, rows=int(batch), **changes))
+
+
+def test_fewer_processes_on_cpus(workshop):
+    auto = {"strategy": {"type": "auto"}, "training": {"max_steps": 5, "global_batch_size": 16, "learning_rate": 1e-3}}
+    (warning,) = workshop.warnings("cluster.memory_gib=1", **auto)
+    assert warning.help.startswith("this would fit: 1 process on each machine")
+    assert workshop.warnings("cluster.memory_gib=1", "cluster.processes_per_node=1", **auto) == []
+
+
+def test_a_smaller_rank_would_fit(workshop, job):
+    changes = {"cluster": {"memory_gib": 30}, "training": {"precision": "fp32"}}
+    sections = job("meta-llama/Llama-3.2-3B", "t4", 1, 1, rows=1, length=64, **changes)
+    sections |= {"method": {"type": "lora", "r": 2000}}
+    problem = refusal(workshop, sections)
+    rank = int(re.search(r'"r": (\d+)', problem.help)[1])
+    workshop.plan(f"method.r={rank}", **sections)
