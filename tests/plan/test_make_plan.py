@@ -254,3 +254,23 @@ def test_a_part_of_a_plan_that_was_changed_by_hand(workshop, part, value):
     plan = json.loads(record.to_json(workshop.plan()))
     with pytest.raises(ValueError, match="not a plan of this version of dsft"):
         record.from_json(json.dumps(plan | {part: value}))
+
+
+def test_a_missing_data_file_does_not_hide_the_warm_up(workshop):
+    missing = {"data": COMPLETE["data"] | {"train": [{"path": "nope.json", "format": "alpaca"}]}}
+    assert sorted(kinds(workshop, "training.warmup_steps=5", **missing)) == ["file-not-found", "out-of-range"]
+    assert kinds(workshop, "training.warmup_steps=5") == ["out-of-range"]
+
+
+@pytest.mark.parametrize("place", ["dangling", "dangling/below", "x" * 256])
+def test_where_no_results_can_be(workshop, place):
+    (workshop.folder / "dangling").symlink_to("nowhere")
+    assert kinds(workshop, checkpoint={"output_dir": place}) == ["not-a-directory"]
+
+
+def test_hpz_has_no_more_ranks_than_there_are(workshop):
+    zero = {"type": "deepspeed", "zero_stage": 3, "config": {"zero_optimization": {"zero_hpz_partition_size": 8}}}
+    changes = {"cluster": {"device": "cuda", "gpu": "h200", "processes_per_node": 2}}
+    wide = workshop.plan(strategy=zero, **changes).estimate
+    zero["config"]["zero_optimization"]["zero_hpz_partition_size"] = 2
+    assert workshop.plan(strategy=zero, **changes).estimate == wide

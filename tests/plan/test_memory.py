@@ -412,3 +412,10 @@ def test_a_machine_loads_casts_and_reads_back(facts):
     assert memory.host(facts, cast) == libraries + 8 * memory.process.DEEPSPEED + 8 * (4 + 2) * facts.parameters
     alone = Workload("single", trained=facts.parameters, processes_per_node=1, optimizer="sgd")
     assert memory.host(facts, alone) == memory.process.LIBRARIES + 8 * facts.parameters
+
+
+def test_fsdp_in_one_process_computes_on_a_copy(facts):
+    alone = {"world_size": 1, "shards": 1, "checkpointing": "full"}
+    assert memory.gathered(facts, full(facts, "fsdp", compute_bytes=BF16, **alone)) > 0
+    assert memory.gathered(facts, full(facts, "fsdp", compute_bytes=FP32, **alone)) == 0
+    assert memory.gathered(facts, full(facts, "ddp", compute_bytes=BF16, **alone)) == 0

@@ -93,3 +93,9 @@ def test_facts_say_it(workshop):
     assert (facts.window, facts.windowed_layers) == (64, 2)
     facts = read_facts(str(workshop.model()))
     assert (facts.window, facts.windowed_layers) == (None, 0)
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma2", "gemma3_text"])
+def test_models_that_do_not_look_at_the_switch(family):
+    said = {"model_type": family, "sliding_window": 64}
+    assert sliding_window(said | {"use_sliding_window": False}, 6) == sliding_window(said, 6) != (None, 0)
