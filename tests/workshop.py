@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dsft.errors import Problem
+from dsft.errors import Problem, Where
 from dsft.plan import make_plan
+from dsft.plan.families import layout
 from dsft.recipe import load_recipe
 
 COMPLETE = {
@@ -43,6 +44,12 @@ CONFIG = {
 
 TOKENIZER = '{"model": {}}'  # of no vocabulary that is looked at
 WEIGHTS = b"-"  # in PyTorch's own format, which dsft does not look into
+
+
+def parameter_shapes(config: dict, where: Where | None = None) -> dict[str, tuple[int, ...]] | None:
+    """Name to shape of every parameter of the model that `config` describes; None for a family that dsft does not know."""
+    found = layout(config, where=where)
+    return None if found is None else found.shapes()
 
 
 class Workshop:

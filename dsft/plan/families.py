@@ -154,12 +154,6 @@ def _family(config: Mapping[str, Any]) -> Family | None:
     return FAMILIES.get(model_type) if isinstance(model_type, str) else None
 
 
-def parameter_shapes(config: Mapping[str, Any], *, where: Where | None = None) -> dict[str, Shape] | None:
-    """Name to shape of every parameter of the model that `config` describes; None for a family not known here."""
-    found = layout(config, where=where)
-    return None if found is None else found.shapes()
-
-
 def _linear(path: str, inputs: int, outputs: int, bias: bool = False) -> Module:
     return Module(path, "linear", {"weight": (outputs, inputs)} | ({"bias": (outputs,)} if bias else {}))
 

@@ -93,6 +93,7 @@ class Recipe:
         """The complete recipe as text: what `dsft compile` writes as recipe.json. `output_dir` is the plan's: the
         text means the same in any working directory."""
         values = {**self.values, "checkpoint": {**self.values["checkpoint"], "output_dir": output_dir}}
+        values.pop("$schema", None)  # whose place is relative to the recipe's own folder
         return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
 
 

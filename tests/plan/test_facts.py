@@ -11,10 +11,11 @@ import struct
 from pathlib import Path
 
 import pytest
+from workshop import parameter_shapes
 
 from dsft.errors import DsftError, Where
 from dsft.plan.facts import Linear, cached_snapshot, read_facts
-from dsft.plan.families import layout, parameter_shapes
+from dsft.plan.families import layout
 
 WHERE = Where("recipe.json", 3, 12)
 LLAMA = {

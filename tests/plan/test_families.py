@@ -7,9 +7,10 @@ import math
 from pathlib import Path
 
 import pytest
+from workshop import parameter_shapes
 
 from dsft.errors import DsftError, Where
-from dsft.plan.families import FAMILIES, complete, layout, parameter_shapes
+from dsft.plan.families import FAMILIES, complete, layout
 
 # Real published models: the fields of their config.json that shapes follow from, and their parameter count.
 PUBLISHED = json.loads((Path(__file__).parent / "configs" / "published.json").read_text())

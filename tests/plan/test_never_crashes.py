@@ -16,13 +16,13 @@ import yaml
 from drawn_recipes import VALUES, WORDS, damaged, furnished, good, places
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from workshop import COMPLETE, CONFIG, Workshop
+from workshop import COMPLETE, CONFIG, Workshop, parameter_shapes
 
 from dsft import cli
 from dsft.compile import compile_plan
 from dsft.errors import DsftError
 from dsft.plan import make_plan, record
-from dsft.plan.families import FAMILIES, parameter_shapes
+from dsft.plan.families import FAMILIES
 from dsft.recipe import load_recipe, schema
 
 __all__ = ["furnished"]
