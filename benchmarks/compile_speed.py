@@ -147,11 +147,11 @@ def write_recipe(
 
 def write_model(folder: Path, config: dict[str, Any]) -> None:
     """A model's folder in shards, each as long as its header says, without data."""
-    from dsft.plan.families import parameter_shapes  # of this checkout
+    from dsft.plan.families import layout  # of this checkout
 
     shards: list[dict[str, Any]] = [{}]
     at = 0
-    for name, (rows, *columns) in parameter_shapes(config).items():
+    for name, (rows, *columns) in layout(config).shapes().items():
         size = 2 * rows * (columns[0] if columns else 1)
         if at + size > SHARD_BYTES:
             shards.append({})
