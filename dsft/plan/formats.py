@@ -16,6 +16,7 @@ class RowError(ValueError):
 
 
 ALPACA = ("system", "instruction", "input", "output")
+_ALPACA = frozenset(ALPACA)
 CALLS = ("tool_calls", "function_call")
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")  # of chat APIs and chat templates
 OTHER_ROLES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant", "chatgpt": "assistant"}
@@ -30,7 +31,7 @@ def alpaca_messages(row: Any) -> list[dict[str, str]]:
     if row.get("history"):
         raise RowError('"history" holds earlier turns, which an alpaca row cannot: write them as "messages"')
     _refuse_weight("the row", row)
-    for name in row.keys() - ALPACA:
+    for name in row.keys() - _ALPACA:
         meant = _meant(name)
         if meant and row[name]:  # it would be left out, and nobody would see it
             raise RowError(f'"{name}" is not a field of an alpaca row: write "{meant}"')
