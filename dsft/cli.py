@@ -166,7 +166,10 @@ def init(arguments: argparse.Namespace) -> None:
 
     flags = ("model", "data", "format", "method", "cpu", "gpu", "gpus_per_node", "hostfile")
     said = {flag: getattr(arguments, flag) for flag in flags}
-    text, problems = init(arguments.file, said, ask=sys.stdin.isatty())
+    try:
+        text, problems = init(arguments.file, said, ask=sys.stdin.isatty())
+    except DsftError as error:  # of the data too, which a run would fail on and this refuses
+        raise DsftError(error.problems) from error
     print(text)
     if any(problem.severity == "error" for problem in problems):
         raise DsftError(problems)

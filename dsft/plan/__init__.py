@@ -221,13 +221,17 @@ def _estimate(choice: Choice, job: Job | None) -> record.Estimate | None:
 def _unknown(recipe: Recipe, basis: _Basis) -> DsftError:
     """Why nothing can be said about memory."""
     if basis.found.facts is None or not basis.found.facts.sized:
-        return refused(
-            "not-known",
-            f"what fits is not known: the files of {basis.found.model.path} are not on this machine, or of an unknown kind",
-            where=recipe.where("model", "path"),
-            help=meant_folder(recipe, basis.found.model.path)
-            or "name its folder; or say strategy, per_device_train_batch_size and gradient_checkpointing yourself",
+        path, yourself = (
+            basis.found.model.path,
+            "say strategy, per_device_train_batch_size and gradient_checkpointing yourself",
         )
+        if os.path.isabs(path):
+            why = f"the planner has no formulas for the kind of model in {path}"
+            help = f"take the whole folder, with its weights in safetensors; or {yourself}"
+        else:
+            why = f"the files of {path} are not on this machine"
+            help = meant_folder(recipe, path) or f"name its folder; or {yourself}"
+        return refused("not-known", f"what fits is not known: {why}", where=recipe.where("model", "path"), help=help)
     return refused(
         "not-known",
         "what fits is not known: the recipe does not say the kind of GPU",

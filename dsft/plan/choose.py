@@ -48,8 +48,8 @@ def choose(job: Job, said: Said, *, where: Where, warn: Callable[[Problem], None
         return Choice(best.way, best, _reason(best, possible))
     least, message, needed = _nearest(job, possible)
     help = _help(job, said, least)
-    # A CPU job may be compiled on another machine than it runs on, and it can swap.
-    if job.cluster.gpu and needed > (DOUBT if said.strategy else 1.0):
+    # What this machine has says little of a CPU job, which may run on another one.
+    if (job.cluster.gpu or job.host_memory is not None) and needed > (DOUBT if said.strategy else 1.0):
         raise refused("does-not-fit", message, where=where, help=help)
     warn(Problem("memory-tight", message, where, help, severity="warning"))
     return Choice(least.way, least, "it needs least, and none leaves the reserve free" if len(possible) > 1 else None)

@@ -429,9 +429,13 @@ def _check_own_template(path: Path, where: Where | None) -> None:
 _AGAIN = "copy or download the file again"
 
 
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number")
+
+
 def _read_json(path: Path, where: Where | None) -> dict[str, Any]:
     try:
-        read = json.loads(path.read_bytes())
+        read = json.loads(path.read_bytes().decode("utf-8"), parse_constant=_no_number)
     except OSError as error:
         raise refused("unreadable-file", f"cannot read {path}: {error.strerror or error}", where=where) from None
     except (ValueError, RecursionError) as error:

@@ -119,7 +119,10 @@ def read_weights(folder: Path, *, where: Where | None = None) -> Weights | None:
 def read_index(path: Path, *, where: Where | None = None) -> dict[str, str]:
     """Tensor name to file name, from a model.safetensors.index.json. Raises DsftError."""
     try:
-        weight_map = json.loads(path.read_bytes())["weight_map"]
+        index = json.loads(path.read_bytes())
+        weight_map = index["weight_map"]
+        if not isinstance(index.get("metadata"), dict):
+            raise TypeError("it has no metadata, which transformers reads")
         names = set(weight_map.values())
         if not names or not all(isinstance(name, str) and name == os.path.basename(name) != "" for name in names):
             raise ValueError("its weight_map does not name files")

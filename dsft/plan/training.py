@@ -59,6 +59,7 @@ def doubts(recipe: Recipe, batch: Batch, data: Data, training: Training) -> Iter
             "a smaller global_batch_size, or more rows",
             severity="warning",
         )
+    yield from _same_data(recipe, data)
     for section, field, does in (("training", "eval_steps", "evaluates"), ("checkpoint", "save_steps", "saves")):
         steps = recipe.get(section, field)
         if steps is not None and steps > training.total_updates:
@@ -69,6 +70,27 @@ def doubts(recipe: Recipe, batch: Batch, data: Data, training: Training) -> Iter
                 f"at most {training.total_updates}, or leave it out",
                 severity="warning",
             )
+
+
+def _same_data(recipe: Recipe, data: Data) -> Iterator[Problem]:
+    """Files are the same by what they hold, whatever they are called."""
+    first: dict[str, str] = {}  # sha256 -> path
+    for at, file in enumerate(data.train):
+        if file.sha256 in first:
+            before = first[file.sha256]
+            again = "is listed twice" if before == file.path else f"holds the rows of {before} again"
+            message = f"{file.path} {again}: an epoch shows each of them twice"
+            where = recipe.where("data", "train", at, "path")
+            yield Problem("same-data", message, where, "remove it, unless that is meant", severity="warning")
+        first.setdefault(file.sha256, file.path)
+    if data.eval and data.eval.sha256 in first:
+        yield Problem(
+            "same-data",
+            "the rows to evaluate on are rows to train on: the evaluation will look better than it is",
+            recipe.where("data", "eval", "path"),
+            'write "eval": {"split": 0.1} to keep rows apart',
+            severity="warning",
+        )
 
 
 def warmup(total_updates: int, ratio: float) -> int:

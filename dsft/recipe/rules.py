@@ -156,27 +156,6 @@ def offloading_leaves_a_device(recipe: Recipe) -> Iterator[Problem]:
                 yield _no_effect(recipe, ("strategy", field), because, f'remove "{field}"')
 
 
-def evaluation_is_apart(recipe: Recipe) -> Iterator[Problem]:
-    files = range(len(recipe.get("data", "train")))
-    train = [os.path.realpath(recipe.get("data", "train", at, "path")) for at in files]
-    evaluation = recipe.get("data", "eval", "path")
-    if evaluation is not None and os.path.realpath(evaluation) in train:
-        yield Problem(
-            "same-data",
-            "the rows to evaluate on are rows to train on: the evaluation will look better than it is",
-            recipe.where("data", "eval", "path"),
-            'write "eval": {"split": 0.1} to keep rows apart',
-            severity="warning",
-        )
-    for at, path in enumerate(train):
-        if path in train[:at]:
-            message = (
-                f"{recipe.get('data', 'train', at, 'path')} is listed twice: an epoch shows each of its rows twice"
-            )
-            where = recipe.where("data", "train", at, "path")
-            yield Problem("same-data", message, where, "remove it, unless that is meant", severity="warning")
-
-
 def _chosen(recipe: Recipe, *path: str) -> bool:
     """Whether the recipe says another value than the default: a compiled recipe says all defaults too."""
     return recipe.said(*path) and recipe.get(*path) != default(path)
@@ -200,5 +179,4 @@ RULES = (
     adam_has_betas,
     folders_have_no_revision,
     offloading_leaves_a_device,
-    evaluation_is_apart,
 )

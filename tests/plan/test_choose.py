@@ -6,6 +6,7 @@ import dataclasses
 import re
 
 import pytest
+from workshop import COMPLETE
 
 from dsft.errors import DsftError
 from dsft.plan.choose import DOUBT
@@ -266,3 +267,10 @@ def test_a_smaller_rank_would_fit(workshop, job):
     problem = refusal(workshop, sections)
     rank = int(re.search(r'"r": (\d+)', problem.help)[1])
     workshop.plan(f"method.r={rank}", **sections)
+
+
+def test_a_cpu_job_is_refused_where_the_recipe_says_the_memory(workshop):
+    """Of this machine's memory it is warned only: the job may run on another one."""
+    auto = {"strategy": {"type": "auto"}, "training": {"max_steps": 5, "global_batch_size": 16, "learning_rate": 1e-3}}
+    cluster = {"device": "cpu", "processes_per_node": 8, "memory_gib": 1}
+    assert refusal(workshop, COMPLETE | auto | {"cluster": cluster}).message.startswith("fsdp")

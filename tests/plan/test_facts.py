@@ -130,7 +130,7 @@ def test_main_type_of_mixed_weights(tmp_path):
     write_weights(tmp_path / "small", small, "F32")
     write_weights(tmp_path / "large", large, "BF16")
     weight_map = {name: "small" for name in small} | {name: "large" for name in large}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     assert read_facts(path).dtype == "bfloat16"
 
 
@@ -386,7 +386,7 @@ def test_shards_still_to_be_downloaded(tmp_path, monkeypatch):
     write_folder(snapshot, LLAMA)
     (snapshot / "model.safetensors").rename(snapshot / "one.safetensors")
     weight_map = {name: "one.safetensors" for name in parameter_shapes(LLAMA)} | {"lm_head.weight": "two.safetensors"}
-    (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     assert read_facts("org/tiny").stored_bytes is None
     (problem,) = problems(snapshot)  # a folder that a user names has to be whole
     assert problem.kind == "model-incomplete"
@@ -570,3 +570,15 @@ def test_a_real_gguf_file_as_transformers_reads_it(tmp_path):
     found = facts.layers, facts.hidden, facts.heads, facts.kv_heads, facts.vocab
     assert found == tuple(theirs[name] for name in names)
     assert (facts.dtype, facts.chat_template, facts.ffn, facts.max_positions) == ("float32", True, 24, 128)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [json.dumps(LLAMA).encode("utf-8-sig"), json.dumps(LLAMA).encode("utf-16"), b'{"rms_norm_eps": NaN}'],
+    ids=["byte-order-mark", "utf-16", "nan"],
+)
+def test_a_config_that_transformers_cannot_read(tmp_path, content):
+    path = write_folder(tmp_path, LLAMA)
+    (tmp_path / "config.json").write_bytes(content)
+    (problem,) = problems(path)
+    assert problem.kind == "model-damaged" and "config.json" in problem.message

@@ -174,8 +174,22 @@ def test_index_names_a_tensor_that_its_shard_has_not(tmp_path):
 
 @pytest.mark.parametrize(
     "index",
-    ["", "{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {}}', '{"weight_map": {"a": 3}}']
-    + ['{"weight_map": {"a": ["one"]}}', '{"weight_map": {"a": "../one"}}', '{"weight_map": {"a": ""}}', "[" * 200_000],
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"weight_map": [], "metadata": {}}',
+        '{"weight_map": {}, "metadata": {}}',
+        '{"weight_map": {"a": 3}, "metadata": {}}',
+        '{"weight_map": {"a": "one"}}',
+    ]
+    + [
+        '{"weight_map": {"a": ["one"]}, "metadata": {}}',
+        '{"weight_map": {"a": "../one"}, "metadata": {}}',
+        '{"weight_map": {"a": ""}, "metadata": {}}',
+        "[" * 200_000,
+    ],
 )
 def test_broken_index(tmp_path, index):
     (tmp_path / "model.safetensors.index.json").write_text(index)

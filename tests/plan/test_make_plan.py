@@ -150,6 +150,12 @@ WARNINGS = [
         'data.eval={"path":"rows.json","format":"alpaca"}',
         "same-data",
     ),
+    (
+        'data.eval={"path":"one.json","format":"alpaca"}',
+        'data.eval={"path":"copy.json","format":"alpaca"}',
+        "same-data",
+    ),
+    ("", 'data.train=[{"path":"rows.json","format":"alpaca"},{"path":"copy.json","format":"alpaca"}]', "same-data"),
     ("", 'data.train=[{"path":"rows.json","format":"alpaca"},{"path":"./rows.json","format":"alpaca"}]', "same-data"),
 ]
 
@@ -158,6 +164,7 @@ WARNINGS = [
 def test_warnings(workshop, monkeypatch, right, doubtful, kind):
     monkeypatch.chdir(workshop.folder)
     workshop.write("one.json", '[{"instruction": "a", "output": "b"}]')
+    workshop.write("copy.json", (workshop.folder / "rows.json").read_text())
     changes = {
         "training": {"max_steps": 5, "learning_rate": 1e-3, "global_batch_size": 2, "gradient_accumulation_steps": 1}
     }
