@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,22 +22,22 @@ from dsft.plan.begun import is_begun
 from dsft.plan.choose import Choice, Comparison, choose
 from dsft.plan.cluster import check_precision, plan_cluster, plan_hosts
 from dsft.plan.data import plan_data
-from dsft.plan.deepspeed_keys import check_deepspeed_keys
-from dsft.plan.disk import check_disk
+from dsft.plan.deepspeed_keys import deepspeed_takes_all_keys
+from dsft.plan.disk import disk_has_room
 from dsft.plan.gpus import GPUS
 from dsft.plan.machine import machine_memory
 from dsft.plan.model import (
     Found,
     check_context,
-    check_model,
     meant_folder,
+    model_is_here,
+    model_is_whole,
+    model_suits,
     plan_model,
-    warn_of_download,
-    warn_of_missing,
 )
 from dsft.plan.outlook import outlooks
 from dsft.plan.record import Plan
-from dsft.plan.strategy import check_hybrid, check_offload
+from dsft.plan.strategy import offload_is_done, partitions_are_groups, shards_are_groups
 from dsft.plan.training import doubts, plan_training
 from dsft.plan.units import GIB
 from dsft.plan.versions import installed_versions
@@ -67,7 +67,7 @@ def make_plan(
     checkpoint = attempt(_plan_checkpoint, recipe, Path(cwd))
     memory = machine_memory() if memory is None else memory
     choice = attempt(_choose, recipe, basis, memory, attempt)
-    attempt(check_disk, recipe, checkpoint, choice, attempt.warn)
+    attempt.check(disk_has_room, recipe, checkpoint, choice)
     if attempt.failed:
         raise DsftError(recipe.in_order(attempt.problems))
 
@@ -87,21 +87,20 @@ def make_plan(
         launcher=recipe.get("launcher", "type"),
         estimate=_estimate(choice, _job(recipe, basis, memory)),
     )
-    warn_of_download(recipe, plan.model, attempt.warn)
-    attempt.warn(*_of_other_runs(recipe, plan))
+    attempt.check(model_is_here, recipe, plan.model)
+    attempt.check(_output_is_free, recipe, plan)
     for problem in recipe.in_order(attempt.problems):
         warn(problem)
     return plan
 
 
-def _of_other_runs(recipe: Recipe, plan: Plan) -> list[Problem]:
-    """Warnings of what keeps the plan from running while its output folder is as it is now."""
+def _output_is_free(recipe: Recipe, plan: Plan) -> Iterator[Problem]:
+    """Warns of what keeps the plan from running while its output folder is as it is now."""
     try:
         is_begun(plan)
     except DsftError as error:
         where = recipe.where("checkpoint", "output_dir")
-        return [dataclasses.replace(problem, where=where, severity="warning") for problem in error.problems]
-    return []
+        yield from (dataclasses.replace(problem, where=where, severity="warning") for problem in error.problems)
 
 
 def compare(recipe: Recipe, *, machines: int | None = None) -> tuple[Comparison, tuple[Problem, ...]]:
@@ -144,18 +143,19 @@ def _basis(recipe: Recipe, attempt: Attempt, machines: int = 0) -> _Basis:
     cluster = attempt(plan_cluster, recipe, hosts)
     attempt(check_precision, recipe)
     short = attempt(check_context, recipe, found)
-    attempt(check_model, recipe, found, attempt.warn)
-    attempt(warn_of_missing, recipe, found, attempt.warn)
-    attempt(check_offload, recipe)
-    attempt(check_hybrid, recipe, hosts, attempt.warn)
-    attempt(check_deepspeed_keys, recipe, attempt.warn)
+    attempt.check(model_suits, recipe, found)
+    attempt.check(model_is_whole, recipe, found)
+    attempt.check(offload_is_done, recipe)
+    attempt.check(shards_are_groups, recipe, hosts)
+    attempt.check(partitions_are_groups, recipe, hosts)
+    attempt.check(deepspeed_takes_all_keys, recipe)
     batches = attempt(plan_batches, recipe, hosts)
     training = attempt(plan_training, recipe, batches, data)
     method = attempt(_method, recipe)
     parts = (found, data, method, cluster, batches, training)
     if None in (*parts, short):  # what fits is no question for rows that the model cannot take
         raise Unusable
-    attempt.warn(*doubts(recipe, batches[0], data, training))
+    attempt.check(doubts, recipe, batches[0], data, training)
     return _Basis(*parts)
 
 

@@ -29,6 +29,17 @@ class Attempt:
         self.failed = True
         return None
 
+    def check(self, rule: Callable[..., Iterable[Problem]], *arguments: Any) -> None:
+        """Collects what the rule yields, errors and warnings; nothing where an argument is None, as above."""
+        if None in arguments:
+            return
+        try:
+            for problem in rule(*arguments):
+                self.problems.append(problem)
+                self.failed |= problem.severity == "error"
+        except Unusable:  # already reported
+            pass
+
     def warn(self, *problems: Problem) -> None:
         self.problems.extend(problems)
 

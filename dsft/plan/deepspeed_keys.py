@@ -8,11 +8,11 @@ them. Its names are read from its source, for importing it takes seconds; and on
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dsft.errors import DsftError, Problem
+from dsft.errors import Problem
 from dsft.plan.versions import installed_versions
 from dsft.recipe.record import Recipe, Unusable
 
@@ -57,17 +57,13 @@ _SOURCES = {
 }
 
 
-def check_deepspeed_keys(recipe: Recipe, warn: Callable[[Problem], None]) -> None:
-    """Raises DsftError for keys that the installed DeepSpeed does not have, or that do not run on a CPU; warns of those
-    without effect."""
+def deepspeed_takes_all_keys(recipe: Recipe) -> Iterator[Problem]:
+    """Errors: keys that the installed DeepSpeed does not have, or that do not run on a CPU. Warnings: those without effect."""
     config = recipe.get("strategy", "config")
-    if not config:
-        return
-    for problem in _without_effect(recipe, config):
-        warn(problem)
-    problems = [*_unknown(recipe, config), *_gpu_only(recipe, config)]
-    if problems:
-        raise DsftError(problems)
+    if config:
+        yield from _without_effect(recipe, config)
+        yield from _unknown(recipe, config)
+        yield from _gpu_only(recipe, config)
 
 
 def stages(key: str) -> tuple[int, ...]:

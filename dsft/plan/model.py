@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsft.errors import DsftError, Problem, refused
+from dsft.errors import Problem, refused
 from dsft.plan.facts import ModelFacts, cached_snapshot, read_facts
 from dsft.plan.lora import adapts_experts, missing_partners, target_names, unknown_targets
 from dsft.plan.record import Model
@@ -62,8 +62,8 @@ def meant_folder(recipe: Recipe, said: str) -> str | None:
     return nearby(path) if os.path.isdir(path.parent) else None
 
 
-def warn_of_missing(recipe: Recipe, found: Found, warn: Callable[[Problem], None]) -> None:
-    """Of what can be planned and not trained: a configuration alone, a GGUF file."""
+def model_is_whole(recipe: Recipe, found: Found) -> Iterator[Problem]:
+    """Warns of what can be planned and not trained: a configuration alone, a GGUF file."""
     path = Path(found.model.path)
     if not path.is_absolute():
         return
@@ -76,16 +76,16 @@ def warn_of_missing(recipe: Recipe, found: Found, warn: Callable[[Problem], None
         help = "name a folder that save_pretrained wrote, or one downloaded from the hub, whole"
     if lack:
         message, where = f"{lack}: the job can be planned, and not run", recipe.where("model", "path")
-        warn(Problem("model-partial", message, where, help, severity="warning"))
+        yield Problem("model-partial", message, where, help, severity="warning")
 
 
-def warn_of_download(recipe: Recipe, model: Model, warn: Callable[[Problem], None]) -> None:
-    """Of a hub model that is not on this machine."""
+def model_is_here(recipe: Recipe, model: Model) -> Iterator[Problem]:
+    """Warns of a hub model that is not on this machine."""
     if os.path.isabs(model.path) or cached_snapshot(model.path, model.revision):
         return
     message = f"{model.path} is not in this machine's hub cache: it is not checked, and downloaded when the job starts"
     help = meant_folder(recipe, model.path) or f"to check it now: hf download {model.path}"
-    warn(Problem("model-not-cached", message, recipe.where("model", "path"), help, severity="warning"))
+    yield Problem("model-not-cached", message, recipe.where("model", "path"), help, severity="warning")
 
 
 def check_context(recipe: Recipe, found: Found) -> bool:
@@ -102,18 +102,13 @@ def check_context(recipe: Recipe, found: Found) -> bool:
     return True
 
 
-def check_model(recipe: Recipe, found: Found, warn: Callable[[Problem], None]) -> None:
-    """Raises DsftError for what the recipe wants of the model and the model cannot do; tells `warn` what is seldom meant."""
-    problems: list[Problem] = []
+def model_suits(recipe: Recipe, found: Found) -> Iterator[Problem]:
+    """What the recipe wants of the model and the model cannot do."""
     for rule in RULES if found.facts else ():
         try:
-            problems.extend(rule(recipe, found.facts))
+            yield from rule(recipe, found.facts)
         except Unusable:
             continue
-    if any(problem.severity == "error" for problem in problems):
-        raise DsftError(problems)
-    for problem in problems:
-        warn(problem)
 
 
 def has_chat_template(recipe: Recipe, facts: ModelFacts) -> Iterator[Problem]:

@@ -11,7 +11,7 @@ from importlib import metadata
 import pytest
 
 from dsft.errors import DsftError
-from dsft.plan.deepspeed_keys import VERSION, check_deepspeed_keys
+from dsft.plan.deepspeed_keys import VERSION, deepspeed_takes_all_keys
 from dsft.recipe.schema import load_schema
 
 CONFIG = load_schema()["properties"]["strategy"]["then"]["properties"]["config"]
@@ -104,16 +104,14 @@ def test_types_and_ranges_are_those_of_the_models():
 
 
 def problems_of(workshop, stage, config, precision="fp32", **strategy):
-    found = []
     fields = {"type": "deepspeed", "zero_stage": stage, "config": config, **strategy}
-    check_deepspeed_keys(workshop.recipe(f"training.precision={precision}", strategy=fields), found.append)
-    return found
+    return list(deepspeed_takes_all_keys(workshop.recipe(f"training.precision={precision}", strategy=fields)))
 
 
 def test_the_installed_deepspeed_has_all_keys(workshop):
     everything = copy.deepcopy(EVERYTHING)
     everything["zero_optimization"]["stage3_module_granularity_threshold"] = 0  # the workshop has no GPU
-    problems_of(workshop, 3, everything)  # raises where one is not found in its source
+    assert all(problem.severity == "warning" for problem in problems_of(workshop, 3, everything)), "found in its source"
 
 
 @pytest.mark.parametrize(
@@ -159,12 +157,7 @@ def test_what_runs_on_a_gpu_only(workshop, device, stage, value, kinds):
     config = {"zero_optimization": {"stage3_module_granularity_threshold": value}}
     strategy = {"type": "deepspeed", "zero_stage": stage, "config": config}
     recipe = workshop.recipe(f"cluster.device={device}", strategy=strategy)
-    try:
-        check_deepspeed_keys(recipe, lambda problem: None)
-        found = []
-    except DsftError as error:
-        found = [problem.kind for problem in error.problems]
-    assert found == kinds
+    assert [problem.kind for problem in deepspeed_takes_all_keys(recipe)] == kinds
 
 
 @pytest.mark.slow
