@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator
 
 from dsft.plan import record
@@ -37,7 +36,7 @@ def way_line(way: Way) -> str:
 
 
 def _changes(job: Job, said: Said) -> Iterator[tuple[str, Way]]:
-    """More GPUs, fewer processes on each, a shorter length, LoRA: what would do, and by which way."""
+    """More GPUs, fewer processes on each, a shorter length, LoRA or a smaller rank of it: what would do, and by which way."""
     more = _more_gpus(job, said)
     if more:
         yield more
@@ -51,7 +50,9 @@ def _changes(job: Job, said: Said) -> Iterator[tuple[str, Way]]:
     if shorter:
         yield f'"max_length": {shorter[0]}', shorter[1]
     if job.method.type == "lora":
-        yield from itertools.islice(_smaller_ranks(job, said), 1)
+        smaller = _smaller_rank(job, said)
+        if smaller:
+            yield f'"r": {smaller[0]}', smaller[1]
     else:
         way = _fitting(dataclasses.replace(job, method=LORA), said)
         if way:
@@ -79,14 +80,15 @@ def _divisible(job: Job, said: Said) -> Job:
     return dataclasses.replace(job, global_batch_size=part if both else -(-job.global_batch_size // part) * part)
 
 
-def _smaller_ranks(job: Job, said: Said) -> Iterator[tuple[str, Way]]:
-    """Halves of LoRA's r that fit, the largest first."""
+def _smaller_rank(job: Job, said: Said) -> tuple[int, Way] | None:
+    """LoRA's r halved until it fits."""
     r = job.method.r // 2
     while r:
         way = _fitting(dataclasses.replace(job, method=dataclasses.replace(job.method, r=r)), said)
         if way:
-            yield f'"r": {r}', way
+            return r, way
         r //= 2
+    return None
 
 
 def _fitting(job: Job, said: Said) -> Way | None:
