@@ -249,7 +249,7 @@ def strategy_line(plan) -> str:
 
 
 # What is no mistake in a plan, and keeps it from running.
-_NOT_TO_RUN = {"model-partial", "folder-taken", "other-run", "run-exists", "run-unreadable"}
+_NOT_TO_RUN = {"model-partial", "folder-taken", "other-run", "run-exists", "run-unreadable", "cannot-write"}
 
 
 def _planned(arguments: argparse.Namespace, to_run: bool = False):

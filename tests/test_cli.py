@@ -154,6 +154,18 @@ def test_launch_into_the_folder_of_something_else(recipe, tmp_path, capsys):
     assert not (tmp_path / "new").exists()
 
 
+def test_launch_into_a_folder_that_cannot_be_written_to(recipe, tmp_path):
+    (tmp_path / "closed").mkdir(mode=0o555)
+    lowered = "-dac_override,-dac_read_search"  # by which root may write everywhere
+    as_user = ["setpriv", f"--bounding-set={lowered}", f"--inh-caps={lowered}"] if os.getuid() == 0 else []
+    said = ["--set", "checkpoint.output_dir=closed/below"]
+    for command, code, severity in ((["check"], 0, "warning"), (["launch", "-o", "new"], 2, "error")):
+        argv = [*as_user, sys.executable, "-m", "dsft", *command, recipe, *said]
+        run = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+        assert run.returncode == code and f"{severity}[cannot-write]" in run.stderr, run.stderr
+    assert not (tmp_path / "new").exists()
+
+
 def test_schema(capsys):
     assert cli.main(["schema"]) == 0
     assert json.loads(capsys.readouterr().out) == load_schema()

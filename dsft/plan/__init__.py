@@ -95,11 +95,15 @@ def make_plan(
 
 
 def _output_is_free(recipe: Recipe, plan: Plan) -> Iterator[Problem]:
-    """Warns of what keeps the plan from running while its output folder is as it is now."""
+    """Warns of what keeps the plan from running here, while its output folder is as it is now."""
+    where = recipe.where("checkpoint", "output_dir")
+    folder = next(folder for folder in _and_parents(plan.checkpoint.output_dir) if os.path.exists(folder))
+    if not os.access(folder, os.W_OK | os.X_OK):
+        message = f"{folder} cannot be written to here, and results go into it"
+        yield Problem("cannot-write", message, where, "choose another output_dir", severity="warning")
     try:
         is_begun(plan)
     except DsftError as error:
-        where = recipe.where("checkpoint", "output_dir")
         yield from (dataclasses.replace(problem, where=where, severity="warning") for problem in error.problems)
 
 
@@ -250,6 +254,10 @@ def _method(recipe: Recipe) -> record.Method:
     return record.Method(recipe.get("method", "type"), r, alpha, dropout, targets)
 
 
+def _and_parents(folder: str) -> tuple[Path, ...]:
+    return Path(folder), *Path(folder).parents
+
+
 def _plan_checkpoint(recipe: Recipe, cwd: Path) -> record.Checkpoint:
     said = recipe.get("checkpoint", "output_dir")
     output_dir = said or str(Path(os.path.abspath(cwd)) / "runs" / recipe.get("name"))
@@ -260,20 +268,13 @@ def _plan_checkpoint(recipe: Recipe, cwd: Path) -> record.Checkpoint:
             f"a folder's name has at most 255 bytes, and {too_long[:20]}… has {len(os.fsencode(too_long))}",
             where=recipe.where("checkpoint", "output_dir"),
         )
-    for folder in (Path(output_dir), *Path(output_dir).parents):
+    for folder in _and_parents(output_dir):
         if os.path.exists(folder):  # unlike Path.exists, no error for a name that is too long
             if not folder.is_dir():
                 raise refused(
                     "not-a-directory",
                     f"{folder} is a file; results need a directory there",
                     where=recipe.where("checkpoint", "output_dir"),
-                )
-            if not os.access(folder, os.W_OK | os.X_OK):
-                raise refused(
-                    "cannot-write",
-                    f"{folder} is not writable, and results go into it",
-                    where=recipe.where("checkpoint", "output_dir"),
-                    help="choose another output_dir",
                 )
             break
         if os.path.islink(folder):
